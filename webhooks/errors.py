@@ -1,0 +1,146 @@
+"""The tree of errors; the class says what happens next.
+
+WebhooksError
+├── ConfigError            start-up stops; every mistake is named at once
+├── RequestError           the door refuses the delivery; `http_status` is the answer
+│   ├── SignatureError     401   not signed by one of our secrets
+│   ├── TooLarge           413   body over the endpoint's limit
+│   └── Unsupported        415   compressed body
+├── InboxUnavailable       503   the event could not be recorded; the provider sends it again
+├── Unreadable             recorded, 200, a dead letter with outcome `unreadable`
+├── NotFetchable           no fetch for this kind; the event's own data is applied
+├── RetryLater             the event is postponed
+│   ├── RateLimited        postponed, and the attempt is not counted
+│   └── NotVisibleYet      postponed, and the attempt is not counted
+├── GiveUp                 the event is a dead letter at once
+│   └── ApiRefused         the provider refuses our credentials or our request
+└── HandlerCommitted       a handler ended our transaction: postponed, then a dead letter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import ClassVar, Literal
+
+__all__ = [
+    "ApiRefused",
+    "ConfigError",
+    "GiveUp",
+    "HandlerCommitted",
+    "InboxUnavailable",
+    "NotFetchable",
+    "NotVisibleYet",
+    "RateLimited",
+    "RequestError",
+    "RetryLater",
+    "SignatureError",
+    "TooLarge",
+    "Unreadable",
+    "Unsupported",
+    "WebhooksError",
+]
+
+
+class WebhooksError(Exception):
+    """Everything that this package raises on purpose."""
+
+
+class ConfigError(WebhooksError):
+    """The configuration or the registered handlers are wrong; lists every mistake, not only the first."""
+
+    def __init__(self, mistakes: str | Iterable[str]) -> None:
+        self.mistakes: Sequence[str] = (mistakes,) if isinstance(mistakes, str) else tuple(mistakes)
+        super().__init__("\n".join(self.mistakes))
+
+
+class RequestError(WebhooksError):
+    """A delivery that the door refuses. The reply never says why; the reason is for logs and counters."""
+
+    http_status: ClassVar[int] = 400
+
+
+class SignatureError(RequestError):
+    """The delivery is not signed by one of the endpoint's secrets (401).
+
+    `reason` is one of a closed list, so that it can be counted: `missing` (no signature in the request), `malformed`
+    (it cannot be read), `mismatch` (it is another's), `clock` (it is right, but its time is outside the window: look
+    at the clocks), `replayed` (it was used before for another body), `no_secret` (nothing usable is configured).
+    """
+
+    http_status = 401
+    Reason = Literal["missing", "malformed", "mismatch", "clock", "replayed", "no_secret"]
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        self.reason: SignatureError.Reason = reason
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+
+
+class TooLarge(RequestError):
+    """The body is larger than the endpoint accepts (413)."""
+
+    http_status = 413
+
+
+class Unsupported(RequestError):
+    """The body is compressed; no provider does that, and inflating before verifying would be a bomb (415)."""
+
+    http_status = 415
+
+
+class InboxUnavailable(WebhooksError):
+    """The event could not be committed; the provider is told to come again (503 with Retry-After)."""
+
+
+class Unreadable(WebhooksError):
+    """A signed body that is not what the provider documents. Kept, answered 200 and shown as a dead letter."""
+
+
+class NotFetchable(WebhooksError):
+    """The provider's API has no request for this kind of object; what the event carries is all there is."""
+
+
+class RetryLater(WebhooksError):
+    """Try this event again, no sooner than `after` from now (None: by the usual backoff)."""
+
+    outcome: ClassVar[str] = "handler_failed"
+    counts: ClassVar[bool] = True
+
+    def __init__(self, reason: str, after: timedelta | None = None) -> None:
+        self.reason = reason
+        self.after = after
+        super().__init__(reason)
+
+
+class RateLimited(RetryLater):
+    """The provider's API told us to slow down; `after` is the provider's own hint."""
+
+    outcome = "rate_limited"
+    counts = False
+
+
+class NotVisibleYet(RetryLater):
+    """The provider's API does not show yet what its event says (a lagging replica)."""
+
+    outcome = "not_visible_yet"
+    counts = False
+
+
+class GiveUp(WebhooksError):
+    """Retrying cannot help: the event is a dead letter now, with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class ApiRefused(GiveUp):
+    """The provider's API answered 4xx for a reason that time does not mend (credentials, permissions, request)."""
+
+    def __init__(self, reason: str, http_status: int) -> None:
+        self.http_status = http_status
+        super().__init__(reason)
+
+
+class HandlerCommitted(WebhooksError):
+    """A handler ended the transaction that carries its ledger row; what it did may now happen twice."""

@@ -1,0 +1,426 @@
+"""The words a provider file is written in. Nothing here knows a framework, a database, a queue or an HTTP client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
+from typing import Any, Literal, Protocol, runtime_checkable
+from urllib.parse import parse_qsl, quote
+
+from . import jsontext
+from .errors import NotFetchable, Unreadable
+from .jsontext import Json
+
+__all__ = [
+    "Api",
+    "ApiSpec",
+    "Change",
+    "Disables",
+    "Envelope",
+    "Headers",
+    "Health",
+    "Json",
+    "LogEntry",
+    "ObjectRef",
+    "Policy",
+    "Provider",
+    "Redelivery",
+    "Reply",
+    "Request",
+    "Sample",
+    "Signature",
+    "Version",
+    "as_text",
+    "dig",
+    "instant",
+    "path_segment",
+    "reply_ok",
+]
+
+
+class Headers(Mapping[str, str]):
+    """Header names and values; names are found in any case, as HTTP has it."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, headers: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        self._items = {name.lower(): (name, value) for name, value in pairs}
+
+    def __getitem__(self, name: str) -> str:
+        return self._items[name.lower()][1]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"Headers({sorted(self._items)})"  # names only: values hold signatures
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request of a provider, as it came: the body is the untouched bytes.
+
+    `url` is the whole URL that the provider called, as far as we know it (the public one, where one is configured),
+    with its query as received.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.headers, Headers):
+            object.__setattr__(self, "headers", Headers(self.headers))
+
+    @cached_property
+    def json(self) -> Json:
+        """The body as JSON. Raises Unreadable."""
+        return jsontext.loads(self.body)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The body as a JSON object. Raises Unreadable, also for a list or a bare value."""
+        if not isinstance(self.json, dict):
+            raise Unreadable("the body is not a JSON object")
+        return self.json
+
+    @cached_property
+    def form(self) -> list[tuple[str, str]]:
+        """The body's form fields, in order and with repeats. Raises Unreadable."""
+        try:
+            return parse_qsl(self.body.decode(), keep_blank_values=True)
+        except ValueError:
+            raise Unreadable("the body is not a form") from None
+
+    @cached_property
+    def content_type(self) -> str:
+        """The media type alone, in lower case; empty if the provider sent none."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+    def with_headers(self, headers: Mapping[str, str]) -> Request:
+        """The same request with these headers added or replaced."""
+        return replace(self, headers=Headers({**self.headers, **headers}))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the provider gets to read."""
+
+    status: int = 200
+    body: str = ""
+    content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def reply_ok(_request: Request) -> Reply:
+    """An empty 200, which every provider takes for success unless its file says otherwise."""
+    return Reply()
+
+
+@dataclass(frozen=True)
+class ObjectRef:
+    """The thing an event is about, within an account.
+
+    `path` says where the API serves it, for the few providers whose paths hold more than the id (a GitHub
+    repository's name, which can change); it takes no part in comparison.
+    """
+
+    kind: str
+    id: str
+    path: str = field(default="", compare=False)
+
+
+Version = int | str | datetime
+"""A provider's own mark of an object's age; two versions of one object compare."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What can be read off an event without knowing its meaning."""
+
+    dedup_key: str
+    """The same for every delivery of this event, another for every other event of the endpoint."""
+    type: str
+    data: Json = field(repr=False)
+    """The whole event, decoded."""
+    _: KW_ONLY
+    object: ObjectRef | None = None
+    snapshot: Json = field(default=None, repr=False)
+    """The object as the event carries it, perhaps partial, certainly old."""
+    gone: bool = False
+    """The event says that the object does not exist any more."""
+    occurred_at: datetime | None = None
+    """Aware, or None where the provider does not say."""
+    account: str = ""
+    """The tenant at the provider (Stripe Connect account, Shopify shop …); empty: the endpoint's own."""
+    livemode: bool | None = None
+    correlation: str = ""
+    """What other events about the same fact share, where the provider has such an id."""
+    request: Request | None = field(default=None, repr=False)
+    """Where it was read from; its body and the headers that `parse` reads are kept."""
+
+
+@dataclass(frozen=True)
+class Disables:
+    """When a provider stops sending to an endpoint that fails."""
+
+    after: timedelta | None = None
+    after_failures: int | None = None
+    how: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a provider promises about its deliveries. None: its documentation does not say; never a guess."""
+
+    checked: date
+    respond_within: timedelta | None = None
+    """An answer that comes later counts as a failure."""
+    retries: tuple[timedelta, ...] | None = None
+    """Waiting times between one attempt and the next; empty: it never retries; None: unpublished."""
+    retry_window: timedelta | None = None
+    """From the first attempt to the last one."""
+    log_window: timedelta | None = None
+    """How far back the provider's own event or delivery log reaches."""
+    disables: Disables | None = None
+    max_body: int | None = None
+    """Bytes."""
+    ordered: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Field name → URL of the page that says so."""
+
+    @property
+    def never_retries(self) -> bool:
+        return self.retries == ()
+
+
+@dataclass(frozen=True)
+class Health:
+    """What the provider says about one of our endpoints."""
+
+    state: Literal["enabled", "failing", "disabled", "missing", "unknown"]
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One object of a listing: it may have changed since."""
+
+    object: ObjectRef
+    data: Json = field(default=None, repr=False)
+    """The object as listed, if the listing holds the whole object; else None."""
+    changed_at: datetime | None = None
+    account: str = ""
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One entry of the provider's own log. `read` costs a request where the log holds no bodies."""
+
+    dedup_key: str
+    occurred_at: datetime | None
+    read: Callable[[], list[Envelope]] = field(repr=False)
+    delivered: bool | None = None
+    """Whether the provider takes it for delivered; None: it does not say."""
+
+
+@dataclass(frozen=True)
+class Redelivery:
+    """One delivery that the provider was asked to send again."""
+
+    id: str
+    event: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ApiSpec:
+    """Where the API is and what every request carries; `{name}` stands for a setting, `{account}` for the account.
+
+    A header whose template names something that is not set is left out. `basic` is user and password for HTTP basic
+    authentication. `under` holds headers for paths that start with its keys, instead of the general ones of that name.
+    """
+
+    base_url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    basic: tuple[str, str] | None = None
+    under: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+class Api(Protocol):
+    """HTTP to one provider, bound to one endpoint and account.
+
+    Paths are relative to the configured base URL; an absolute URL out of a payload is never requested. 429 and 5xx
+    raise RetryLater with the provider's own hint, other refusals ApiRefused.
+    """
+
+    @property
+    def settings(self) -> Mapping[str, str]: ...
+    @property
+    def account(self) -> str: ...
+    def get(self, path: str, **params: Any) -> Json:
+        """The decoded answer; 404 and 410 raise ApiRefused."""
+    def find(self, path: str, **params: Any) -> Json | None:
+        """The decoded answer, or None when there is no such object (404, 410)."""
+    def pages(self, path: str, **params: Any) -> Iterator[Json]:
+        """The decoded answer and, as long as it names one in a `Link: rel="next"` header, its next page."""
+    def post(self, path: str, json: Json = None, **params: Any) -> Json:
+        """Send JSON, return the decoded answer."""
+    def graphql(self, path: str, query: str, **variables: Any) -> Json:
+        """The `data` of a GraphQL answer; throttling raises RateLimited, errors ApiRefused."""
+
+
+@runtime_checkable
+class Signature(Protocol):
+    """How a provider signs. Frozen; `tolerance` can be replaced per endpoint where the scheme signs a time."""
+
+    @property
+    def signs_body(self) -> bool: ...
+    @property
+    def signs_time(self) -> bool: ...
+    @property
+    def signs_id(self) -> bool: ...
+    def verify(self, request: Request, secrets: Sequence[str], now: datetime | float) -> str:
+        """Return the one of `secrets` that signed the request; raise SignatureError and nothing else."""
+    def sign(self, request: Request, secret: str, now: datetime | float) -> Request:
+        """Return the request with the headers that `verify` accepts at `now`."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a made-up delivery should say; `Provider.sample` writes it as the provider would, unsigned."""
+
+    type: str
+    id: str
+    at: datetime
+    object: dict[str, Any] | None = field(default=None, repr=False)
+    """The object that the event is about; None: the provider file makes one up."""
+    account: str = ""
+
+
+def _always_usable(_secret: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provider:
+    """Everything we know about one service that sends webhooks. None: it offers no such thing."""
+
+    name: str
+    docs: str
+    signature: Signature
+    parse: Callable[[Request], list[Envelope]]
+    """Read the envelopes off a verified request; [] for a handshake. Raises Unreadable."""
+    policy: Policy
+    reply: Callable[[Request], Reply] = reply_ok
+    """What to answer once the delivery is recorded."""
+    headers: tuple[str, ...] = ()
+    """The headers that `parse` reads: kept with the body. Never one that holds a signature."""
+    unsigned_id: bool | None = None
+    """True: the dedup key is not covered by the signature, so the body's digest is a second guard."""
+    settings: tuple[str, ...] = ()
+    """What the endpoint's configuration may hold."""
+    required: tuple[str, ...] = ()
+    """Those of `settings` without which nothing can be fetched."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    secret_problem: Callable[[str], str | None] = _always_usable
+    """Why a configured secret cannot be one that this provider issues; None: it can."""
+    livemode: Callable[[Mapping[str, str]], bool | None] | None = None
+    """The mode that the settings belong to, if they tell."""
+    api: ApiSpec | None = None
+    fetch: Callable[[Api, ObjectRef], Json | None] | None = None
+    """The object as it is now; None: it is gone. Raises NotFetchable for a kind that the API does not serve."""
+    kinds: tuple[str, ...] = ()
+    """The kinds that `fetch` serves."""
+    version: Callable[[ObjectRef, Json], Version | None] | None = None
+    """Comparable over one object's life; None where the provider has none."""
+    list_changed: Callable[[Api, datetime], Iterator[Change]] | None = None
+    """Objects that changed since; the docstring says what it misses."""
+    list_events: Callable[[Api, datetime], Iterator[LogEntry]] | None = None
+    """The provider's own log of events or deliveries since."""
+    redeliver: Callable[[Api, datetime], Iterator[Redelivery]] | None = None
+    """Ask the provider to send again what it failed to deliver since."""
+    endpoint_health: Callable[[Api], Health] | None = None
+    authoritative: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    """Flow → (the event types that should decide it, the page that says so)."""
+    sample: Callable[[Sample], Request] | None = None
+    """An unsigned delivery as this provider writes it: for tests, the simulator and `flask webhooks send`."""
+    sample_types: tuple[str, ...] = ()
+    """The main event types, each of which `sample` can make up."""
+
+    @property
+    def guards_body(self) -> bool:
+        """True where only the body's digest stops a replay under another id."""
+        return not self.signature.signs_id if self.unsigned_id is None else self.unsigned_id
+
+
+_ISO = re.compile(
+    r"(\d{4}-\d{2}-\d{2})[T ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?\s*(Z|[+-]\d{2}:?\d{2}|UTC)?", re.ASCII | re.IGNORECASE
+)
+_MILLISECONDS_FROM = 100_000_000_000
+"""A number of seconds beyond this is the year 5138, so it is milliseconds (and microseconds a thousand times later)."""
+
+
+def instant(value: Any) -> datetime | None:
+    """The instant that any of the providers' time formats means, aware and in UTC; None: it cannot be told.
+
+    Takes Unix seconds, milliseconds or microseconds (also as text) and ISO 8601 with any fraction; a text without a
+    zone is UTC. Unknown is None and never "old".
+    """
+    if isinstance(value, datetime):
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, str):
+        match = _ISO.fullmatch(value.strip())
+        if match is None:
+            try:
+                value = float(value) if len(value) < 32 and value.strip().isascii() else None
+            except ValueError:
+                return None
+        else:
+            day, time, fraction, zone = match.groups()
+            zone = "+00:00" if zone is None or zone.upper() in {"Z", "UTC"} else zone
+            try:
+                return datetime.fromisoformat(f"{day}T{time}.{(fraction or '').ljust(6, '0')[:6]}{zone}").astimezone(UTC)
+            except (ValueError, OverflowError):
+                return None
+    if not isinstance(value, int | float):
+        return None
+    try:
+        while abs(value) >= _MILLISECONDS_FROM:
+            value = value / 1000
+        return datetime.fromtimestamp(value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def as_text(value: Any) -> str:
+    """An id as text: strings as they are, whole numbers in full; anything else is no id and gives ''."""
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
+
+
+def path_segment(value: str) -> str:
+    """An id out of a payload as one segment of a URL's path; raises NotFetchable for what can be no id."""
+    if not value or len(value) > 255 or set(value) == {"."} or not value.isprintable():
+        raise NotFetchable("the id cannot be part of a URL")
+    return quote(value, safe="")
+
+
+def dig(data: Json, *path: str) -> Any:
+    """The value under these keys, or None where any of them is missing or is not in an object."""
+    for key in path:
+        if not isinstance(data, dict):
+            return None
+        data = data.get(key)
+    return data

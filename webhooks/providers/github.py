@@ -1,0 +1,358 @@
+"""GitHub: signs the body only, never retries; its delivery log of three days holds headers and payloads."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from urllib.parse import quote
+
+from .. import jsontext
+from ..errors import ApiRefused, NotFetchable, Unreadable
+from ..provider import (
+    Api,
+    ApiSpec,
+    Change,
+    Envelope,
+    Health,
+    Json,
+    LogEntry,
+    ObjectRef,
+    Policy,
+    Provider,
+    Redelivery,
+    Request,
+    Sample,
+    Version,
+    as_text,
+    dig,
+    instant,
+    path_segment,
+)
+from ..signatures import HmacBody
+
+__all__ = ["provider"]
+
+OBJECTS: Mapping[str, tuple[str, str, str]] = {
+    "issues": ("issue", "number", "/issues/{}"),
+    "issue_comment": ("comment", "id", "/issues/comments/{}"),
+    "pull_request": ("pull_request", "number", "/pulls/{}"),
+    "pull_request_review_comment": ("comment", "id", "/pulls/comments/{}"),
+    "release": ("release", "id", "/releases/{}"),
+    "workflow_run": ("workflow_run", "id", "/actions/runs/{}"),
+    "check_suite": ("check_suite", "id", "/check-suites/{}"),
+}
+"""Event → (the body's key that holds the object, the field in the path, where its repository's API serves it)."""
+
+KINDS = {"issue_comment": "issue_comment", "pull_request_review_comment": "review_comment"}
+"""Two events call their object `comment`, but the API serves them in different places."""
+
+PAGE = 100
+_FULL_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", re.ASCII)
+
+
+def parse(request: Request) -> list[Envelope]:
+    event = request.headers.get("X-GitHub-Event", "").strip()
+    body = _payload(request)
+    action = as_text(body.get("action"))
+    key = request.headers.get("X-GitHub-Delivery", "").strip()
+    ref, snapshot = _object(event, body)
+    return [
+        Envelope(
+            key or "sha256:" + hashlib.sha256(request.body).hexdigest(),
+            f"{event}.{action}" if action else event,
+            body,
+            object=ref,
+            snapshot=snapshot,
+            gone=action == "deleted" or body.get("deleted") is True or event == "delete",
+            occurred_at=_time(event, body, snapshot),
+            account=as_text(dig(body, "installation", "id")),
+            correlation=as_text(dig(body, "after")) or as_text(dig(snapshot, "head", "sha")),
+        )
+    ]
+
+
+def _payload(request: Request) -> dict[str, Any]:
+    if request.content_type != "application/x-www-form-urlencoded":
+        return request.document
+    payload = dict(request.form).get("payload")
+    if payload is None:
+        raise Unreadable("a GitHub form delivery holds its JSON in `payload`")
+    decoded = jsontext.loads(payload.encode())
+    if not isinstance(decoded, dict):
+        raise Unreadable("the payload is not a JSON object")
+    return decoded
+
+
+def _object(event: str, body: Mapping[str, Any]) -> tuple[ObjectRef | None, Json]:
+    base = _repository_path(body)
+    repository = as_text(dig(body, "repository", "id"))
+    if event in OBJECTS:
+        key, field, path = OBJECTS[event]
+        snapshot, number = body.get(key), as_text(dig(body.get(key), field))
+        id_ = as_text(dig(snapshot, "id")) or (f"{repository}/{number}" if number else "")
+        where = base + path.format(quote(number, safe="")) if base and number else ""
+        return (ObjectRef(KINDS.get(event, key), id_, where) if id_ else None), snapshot
+    if event in {"push", "create", "delete"}:
+        name = as_text(body.get("ref"))
+        kind = "tags" if body.get("ref_type") == "tag" else "heads"
+        full = name if name.startswith("refs/") else f"refs/{kind}/{name}"
+        where = f"{base}/git/ref/{quote(full.removeprefix('refs/'))}" if base else ""
+        snapshot = {"ref": full, "object": {"sha": body.get("after")}} if event == "push" else None
+        return (ObjectRef("ref", f"{repository}:{full}", where) if name and repository else None), snapshot
+    if event == "repository" and repository:
+        return ObjectRef("repository", repository, f"/repositories/{path_segment(repository)}"), body.get("repository")
+    installation = as_text(dig(body, "installation", "id"))
+    if event == "installation" and installation:
+        return ObjectRef("installation", installation, f"/app/installations/{installation}"), body["installation"]
+    return None, None
+
+
+def _repository_path(body: Mapping[str, Any]) -> str:
+    name = as_text(dig(body, "repository", "full_name"))
+    dots = {".", ".."} & set(name.split("/"))
+    return f"/repos/{name}" if _FULL_NAME.fullmatch(name) and not dots else ""
+
+
+def _time(event: str, body: Mapping[str, Any], snapshot: Json) -> datetime | None:
+    if event == "push":
+        # A push has the repository's times as integers where every other event has text.
+        return instant(dig(body, "repository", "pushed_at"))
+    return instant(dig(snapshot, "updated_at")) or instant(dig(snapshot, "created_at"))
+
+
+def fetch(api: Api, ref: ObjectRef) -> Json | None:
+    if not ref.path:
+        raise NotFetchable("GitHub: the event does not say which repository it is about")
+    if ref.kind == "installation" and not api.settings.get("app_jwt"):
+        raise NotFetchable("GitHub: an installation is only shown to its app; set `app_jwt`")
+    # Also answers for a renamed repository or a transferred issue: the API redirects, and we follow within its host.
+    return api.find(ref.path)
+
+
+def version(ref: ObjectRef, data: Json) -> Version | None:
+    if ref.kind == "ref":
+        return None
+    return instant(dig(data, "updated_at")) or instant(dig(data, "published_at"))
+
+
+def list_changed(api: Api, since: datetime) -> Iterator[Change]:
+    """Issues, pull requests and comments of the configured repositories that were updated since. Misses releases, runs
+    and refs (their lists know no such filter, use the delivery log) and deletions."""
+    for base in _repositories(api):
+        for item in _updated_since(api, f"{base}/issues", since, state="all"):
+            if "pull_request" not in item:  # this list holds both; the other one is complete for pull requests
+                yield Change(_ref("issue", item, f"{base}/issues/{item.get('number')}"), item, _updated(item))
+        for item in _pulls_since(api, base, since):
+            # A list entry lacks what the object has (mergeable, commits …), so it only says that there is something.
+            yield Change(_ref("pull_request", item, f"{base}/pulls/{item.get('number')}"), None, _updated(item))
+        for kind, path in (("issue_comment", "/issues/comments"), ("review_comment", "/pulls/comments")):
+            for item in _updated_since(api, base + path, since):
+                yield Change(_ref(kind, item, f"{base}{path}/{item.get('id')}"), item, _updated(item))
+
+
+def _ref(kind: str, item: Mapping[str, Any], path: str) -> ObjectRef:
+    return ObjectRef(kind, as_text(item.get("id")), path)
+
+
+def _updated(item: Mapping[str, Any]) -> datetime | None:
+    return instant(item.get("updated_at"))
+
+
+def _repositories(api: Api) -> list[str]:
+    names = [name.strip() for name in api.settings.get("repositories", "").split(",") if name.strip()]
+    if not names:
+        raise NotFetchable("set `repositories` (owner/name, comma-separated) to reconcile with GitHub")
+    return [f"/repos/{name}" for name in names]
+
+
+def _updated_since(api: Api, path: str, since: datetime, **params: Any) -> Iterator[dict[str, Any]]:
+    """Walk by time and not by page number: an item that changes meanwhile moves to the end and would shift the pages."""
+    seen: set[str] = set()
+    cursor, page = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), 1
+    while True:
+        items = api.get(path, sort="updated", direction="asc", since=cursor, per_page=PAGE, page=page, **params)
+        yield from (item for item in items if as_text(item.get("id")) not in seen)
+        if len(items) < PAGE:
+            return
+        last = as_text(items[-1].get("updated_at"))
+        if last == cursor:
+            page += 1  # more than a page within one second
+        else:
+            cursor, page, seen = last, 1, {as_text(item.get("id")) for item in items}
+
+
+def _pulls_since(api: Api, base: str, since: datetime) -> Iterator[dict[str, Any]]:
+    page = 1
+    while True:
+        items = api.get(f"{base}/pulls", state="all", sort="updated", direction="desc", per_page=PAGE, page=page)
+        recent = [item for item in items if (_updated(item) or since) >= since]
+        yield from recent
+        if len(items) < PAGE or len(recent) < len(items):
+            return
+        page += 1
+
+
+def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
+    """The hook's delivery log, about three days, newest first. Misses events over 25 MB, which are never sent. Reading
+    an entry costs one request."""
+    hook = _hook_path(api)
+    for item in _deliveries(api, hook, since):
+        yield LogEntry(
+            as_text(item.get("guid")),
+            instant(item.get("delivered_at")),
+            lambda id_=as_text(item.get("id")): _read(api, hook, id_),
+            delivered=item.get("status") == "OK",
+        )
+
+
+def _read(api: Api, hook: str, id_: str) -> list[Envelope]:
+    logged = api.get(f"{hook}/deliveries/{path_segment(id_)}")
+    headers = {name: as_text(value) for name, value in (dig(logged, "request", "headers") or {}).items()}
+    # The payload is logged decoded, whatever content type it was sent with.
+    headers["Content-Type"] = "application/json"
+    return parse(Request("POST", "", headers, jsontext.dumps(dig(logged, "request", "payload"))))
+
+
+def _deliveries(api: Api, hook: str, since: datetime) -> Iterator[dict[str, Any]]:
+    for page in api.pages(f"{hook}/deliveries", per_page=PAGE):
+        for item in page:
+            if (instant(item.get("delivered_at")) or since) < since:
+                return
+            yield item
+
+
+def _hook_path(api: Api) -> str:
+    settings = api.settings
+    if settings.get("hook_id") and settings.get("organization"):
+        return f"/orgs/{path_segment(settings['organization'])}/hooks/{path_segment(settings['hook_id'])}"
+    if settings.get("hook_id"):
+        return f"{_repositories(api)[0]}/hooks/{path_segment(settings['hook_id'])}"
+    if settings.get("app_jwt"):
+        return "/app/hook"
+    raise NotFetchable("set `hook_id` with `repositories` or `organization`, or `app_jwt`, to read GitHub's delivery log")
+
+
+def redeliver(api: Api, since: datetime) -> Iterator[Redelivery]:
+    """Ask for a new attempt of each event that no delivery since has brought to us."""
+    hook = _hook_path(api)
+    delivered: set[str] = set()
+    failed: dict[str, dict[str, Any]] = {}
+    for item in _deliveries(api, hook, since):
+        if item.get("status") == "OK":
+            delivered.add(as_text(item.get("guid")))
+        else:
+            failed.setdefault(as_text(item.get("guid")), item)
+    for guid, item in failed.items():
+        if guid not in delivered:
+            api.post(f"{hook}/deliveries/{path_segment(as_text(item.get('id')))}/attempts")
+            yield Redelivery(as_text(item.get("id")), guid, as_text(item.get("event")))
+
+
+def endpoint_health(api: Api) -> Health:
+    try:
+        hook = _hook_path(api)
+    except NotFetchable as reason:
+        return Health("unknown", str(reason))
+    if hook == "/app/hook":
+        return _health_of(next(iter(api.pages(f"{hook}/deliveries", per_page=PAGE)), []))
+    try:
+        found = api.find(hook)
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason)
+    if found is None:
+        return Health("missing", "GitHub has no such hook")
+    if not found.get("active"):
+        return Health("disabled", "the hook is not active")
+    code = dig(found, "last_response", "code")
+    return Health("failing", f"the last delivery got {code}") if isinstance(code, int) and code >= 300 else Health("enabled")
+
+
+def _health_of(deliveries: Iterable[Mapping[str, Any]]) -> Health:
+    # An app's hook does not show its last response; its newest delivery does.
+    newest = next(iter(deliveries), None)
+    failed = newest is not None and newest.get("status") != "OK"
+    return Health("failing", "the newest delivery failed") if failed else Health("enabled")
+
+
+def sample(wanted: Sample) -> Request:
+    event, _, action = wanted.type.partition(".")
+    thing = dict(wanted.object or {"id": int.from_bytes(wanted.id.encode()[-6:]), "number": 1})
+    name = thing.pop("repository", "acme/widgets")
+    now = wanted.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body: dict[str, Any] = {"repository": {"id": 4711, "full_name": name, "owner": {"login": name.partition("/")[0]}}}
+    if action:
+        body["action"] = action
+    if event in OBJECTS:
+        body[OBJECTS[event][0]] = {"updated_at": now, **thing}
+    elif event == "push":
+        body |= {"ref": "refs/heads/main", "after": hashlib.sha1(wanted.id.encode()).hexdigest(), "commits": []}  # noqa: S324 - a git object name
+        body["repository"]["pushed_at"] = int(wanted.at.timestamp())
+    elif event == "ping":
+        body |= {"zen": "Keep it simple.", "hook_id": 1, "hook": {"id": 1, "active": True}}
+    if wanted.account:
+        body["installation"] = {"id": int(wanted.account)}
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": "GitHub-Hookshot/simulated",
+        "X-GitHub-Event": event,
+        "X-GitHub-Delivery": wanted.id,
+        "X-GitHub-Hook-ID": "1",
+    }
+    return Request("POST", "", headers, jsontext.dumps(body))
+
+
+provider = Provider(
+    name="github",
+    docs="https://docs.github.com/en/webhooks",
+    signature=HmacBody(header="X-Hub-Signature-256", prefix="sha256="),
+    parse=parse,
+    policy=Policy(
+        checked=date(2026, 12, 1),
+        respond_within=timedelta(seconds=10),
+        retries=(),
+        retry_window=timedelta(0),
+        log_window=timedelta(days=3),
+        disables=None,  # the documentation does not say that it ever does
+        max_body=25 * 1024 * 1024,
+        sources={
+            "respond_within": "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
+            "retries": "https://docs.github.com/en/webhooks/using-webhooks/handling-failed-webhook-deliveries",
+            "log_window": "https://docs.github.com/en/webhooks/testing-and-troubleshooting-webhooks/redelivering-webhooks",
+            "max_body": "https://docs.github.com/en/webhooks/webhook-events-and-payloads",
+        },
+    ),
+    headers=("X-GitHub-Event", "X-GitHub-Delivery", "X-GitHub-Hook-ID"),
+    settings=("token", "app_jwt", "repositories", "organization", "hook_id", "api_version"),
+    required=("token",),
+    defaults={"api_version": "2026-03-10"},
+    secret_problem=lambda secret: None if len(secret) >= 8 else "use a secret of at least 8 characters",
+    api=ApiSpec(
+        "https://api.github.com",
+        {
+            "Authorization": "Bearer {token}",
+            "Accept": "application/vnd.github+json",
+            "X-GitHub-Api-Version": "{api_version}",
+        },
+        under={"/app/": {"Authorization": "Bearer {app_jwt}"}},
+    ),
+    fetch=fetch,
+    kinds=("issue", "issue_comment", "review_comment", "pull_request", "release", "workflow_run", "check_suite", "ref",
+           "repository", "installation"),
+    version=version,
+    list_changed=list_changed,
+    list_events=list_events,
+    redeliver=redeliver,
+    endpoint_health=endpoint_health,
+    authoritative={
+        "pull-request": (
+            ("pull_request.opened", "pull_request.synchronize", "pull_request.closed"),
+            "https://docs.github.com/en/webhooks/webhook-events-and-payloads#pull_request",
+        ),
+    },
+    sample=sample,
+    sample_types=("issues.opened", "issues.edited", "pull_request.opened", "pull_request.closed", "push", "release.published",
+                  "issue_comment.created", "workflow_run.completed", "ping"),
+)

@@ -1,0 +1,275 @@
+"""Stripe: snapshot and thin events, Connect accounts; objects have no version, the change feed is the event log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from .. import jsontext
+from ..errors import ApiRefused, NotFetchable, Unreadable
+from ..provider import (
+    Api,
+    ApiSpec,
+    Change,
+    Disables,
+    Envelope,
+    Health,
+    Json,
+    LogEntry,
+    ObjectRef,
+    Policy,
+    Provider,
+    Request,
+    Sample,
+    Version,
+    as_text,
+    dig,
+    instant,
+    path_segment,
+)
+from ..signatures import TimestampedHeader
+
+__all__ = ["provider"]
+
+PATHS = {
+    "account": "/v1/accounts",
+    "charge": "/v1/charges",
+    "checkout.session": "/v1/checkout/sessions",
+    "coupon": "/v1/coupons",
+    "credit_note": "/v1/credit_notes",
+    "customer": "/v1/customers",
+    "dispute": "/v1/disputes",
+    "invoice": "/v1/invoices",
+    "invoiceitem": "/v1/invoiceitems",
+    "payment_intent": "/v1/payment_intents",
+    "payment_link": "/v1/payment_links",
+    "payment_method": "/v1/payment_methods",
+    "payout": "/v1/payouts",
+    "plan": "/v1/plans",
+    "price": "/v1/prices",
+    "product": "/v1/products",
+    "promotion_code": "/v1/promotion_codes",
+    "quote": "/v1/quotes",
+    "refund": "/v1/refunds",
+    "setup_intent": "/v1/setup_intents",
+    "subscription": "/v1/subscriptions",
+    "subscription_schedule": "/v1/subscription_schedules",
+    "tax_rate": "/v1/tax_rates",
+    "transfer": "/v1/transfers",
+}
+"""Kind → where the API lists it and, with an id behind, serves it (stripe-python 16.1.0, `class_url` of each class)."""
+
+EXPAND = {"checkout.session": ["line_items"]}
+"""Without it a Checkout session comes without what was bought (https://docs.stripe.com/checkout/fulfillment)."""
+
+LISTED = (
+    "checkout.session",
+    "customer",
+    "subscription",
+    "invoice",
+    "payment_intent",
+    "charge",
+    "refund",
+    "dispute",
+    "payout",
+    "product",
+    "price",
+)
+"""Kinds whose list takes `created[gte]` (stripe-python 16.1.0, parameters of the list methods)."""
+
+PAGE = 100
+_THIN_PATH = re.compile(r"/v[12](?:/[A-Za-z0-9_\-]+)+", re.ASCII)
+
+
+def parse(request: Request) -> list[Envelope]:
+    event = request.document
+    key, type_ = as_text(event.get("id")), event.get("type")
+    if not key.strip() or not isinstance(type_, str):
+        raise Unreadable("a Stripe event has an id and a type")
+    thin = event.get("object") == "v2.core.event"
+    snapshot = None if thin else dig(event, "data", "object")
+    mode = event.get("livemode")
+    return [
+        Envelope(
+            key,
+            type_,
+            event,
+            object=_related(event) if thin else _contained(snapshot),
+            snapshot=snapshot,
+            gone=type_.endswith(".deleted") and not type_.endswith(("subscription.deleted", "account.deleted")),
+            occurred_at=instant(event.get("created")),
+            account=as_text(event.get("account")) or as_text(event.get("context")),
+            livemode=mode if isinstance(mode, bool) else None,
+            correlation=as_text(dig(event, "request", "idempotency_key")) or as_text(dig(event, "request", "id")),
+        )
+    ]
+
+
+def _contained(snapshot: Json) -> ObjectRef | None:
+    kind, id_ = as_text(dig(snapshot, "object")), as_text(dig(snapshot, "id"))
+    return ObjectRef(kind, id_) if kind and id_ else None  # previews such as invoice.upcoming have no id
+
+
+def _related(event: Mapping[str, Any]) -> ObjectRef | None:
+    kind, id_ = as_text(dig(event, "related_object", "type")), as_text(dig(event, "related_object", "id"))
+    url = as_text(dig(event, "related_object", "url"))
+    path = url if _THIN_PATH.fullmatch(url) and url.endswith(f"/{id_}") else ""
+    return ObjectRef(kind, id_, path) if kind and id_ else None
+
+
+def fetch(api: Api, ref: ObjectRef) -> Json | None:
+    if ref.kind in PATHS:
+        found = api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}", **{"expand[]": EXPAND.get(ref.kind)})
+    elif ref.path:
+        found = api.find(ref.path)
+    else:
+        raise NotFetchable(f"Stripe: no path is known for {ref.kind}")
+    # Deleted customers, products and the like are still served, as a stub.
+    return None if isinstance(found, dict) and found.get("deleted") is True else found
+
+
+def version(_ref: ObjectRef, data: Json) -> Version | None:
+    # Only a few kinds (product, billing.meter …) have it at all.
+    return instant(dig(data, "updated"))
+
+
+def list_changed(api: Api, since: datetime) -> Iterator[Change]:
+    """Objects created since. Misses every change to an older object (the lists know no other filter) and every
+    deletion; the event log has both for 30 days."""
+    for kind in LISTED:
+        params: dict[str, Any] = {"created[gte]": int(since.timestamp())}
+        if kind == "subscription":
+            params["status"] = "all"  # the default hides canceled ones
+        for item in _items(api, PATHS[kind], params):
+            ref = _contained(item)
+            if ref is not None:
+                # A list entry is not expanded as the fetched object is, so it only says that there is something.
+                yield Change(ref, None if kind in EXPAND else item, instant(item.get("created")), api.account)
+
+
+def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
+    """The event log, which reaches back 30 days; newest first. Misses nothing within that time."""
+    for event in _items(api, "/v1/events", {"created[gte]": int(since.timestamp())}):
+        yield _log_entry(event)
+
+
+def _log_entry(event: dict[str, Any]) -> LogEntry:
+    request = Request("POST", "", {"Content-Type": "application/json"}, jsontext.dumps(event))
+    return LogEntry(as_text(event.get("id")), instant(event.get("created")), lambda: parse(request))
+
+
+def _items(api: Api, path: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    after = None
+    while True:
+        page = api.get(path, limit=PAGE, starting_after=after, **params)
+        items = [item for item in dig(page, "data") or [] if isinstance(item, dict)]
+        yield from items
+        if not items or not page.get("has_more"):
+            return
+        after = items[-1].get("id")
+
+
+def endpoint_health(api: Api) -> Health:
+    wanted = api.settings.get("endpoint_id")
+    if not wanted:
+        return Health("unknown", "set `endpoint_id` (we_…) to ask Stripe about this endpoint")
+    try:
+        found = api.find(f"/v1/webhook_endpoints/{path_segment(wanted)}")
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason)
+    if found is None:
+        return Health("missing", f"Stripe has no endpoint {wanted}")
+    return Health("enabled" if found.get("status") == "enabled" else "disabled", as_text(found.get("url")))
+
+
+def secret_problem(secret: str) -> str | None:
+    if not secret.startswith("whsec_"):
+        return "a Stripe signing secret begins with whsec_ (an API key or an endpoint id is something else)"
+    return None if len(secret) >= len("whsec_") + 8 else "a Stripe signing secret is longer"
+
+
+def livemode(settings: Mapping[str, str]) -> bool | None:
+    match = re.match(r"(?:sk|rk)_(live|test)_", settings.get("api_key", ""))
+    return match and match[1] == "live"
+
+
+def sample(wanted: Sample) -> Request:
+    kind = next((kind for kind in sorted(PATHS, key=len, reverse=True) if f".{wanted.type}.".find(f".{kind}.") >= 0), "")
+    thing = wanted.object or {"id": f"{kind.replace('.', '_')}_{wanted.id}", "object": kind, "metadata": {}}
+    event = {
+        "id": wanted.id,
+        "object": "event",
+        "api_version": API_VERSION,
+        "created": int(wanted.at.timestamp()),
+        "data": {"object": thing},
+        "livemode": False,
+        "pending_webhooks": 1,
+        "request": {"id": None, "idempotency_key": None},
+        "type": wanted.type,
+    }
+    if wanted.account:
+        event["account"] = wanted.account
+    return Request("POST", "", {"Content-Type": "application/json; charset=utf-8"}, jsontext.dumps(event))
+
+
+API_VERSION = "2026-10-28.endive"
+"""What stripe-python 16.1.0 pins; every fetch says it, so that the shape of our copies does not move by itself."""
+
+provider = Provider(
+    name="stripe",
+    docs="https://docs.stripe.com/webhooks",
+    signature=TimestampedHeader(
+        header="Stripe-Signature", time_key="t", signature_key="v1", separator=",", joiner="."
+    ),
+    parse=parse,
+    policy=Policy(
+        checked=date(2026, 12, 1),
+        respond_within=None,  # "quickly"; no figure is published
+        retries=None,  # exponential; the steps are unpublished
+        retry_window=timedelta(days=3),
+        log_window=timedelta(days=30),
+        disables=Disables(how="after days of failures, with an e-mail first; no threshold is published"),
+        sources={
+            "retry_window": "https://docs.stripe.com/webhooks",
+            "log_window": "https://docs.stripe.com/webhooks/process-undelivered-events",
+        },
+    ),
+    settings=("api_key", "api_version", "endpoint_id"),
+    required=("api_key",),
+    defaults={"api_version": API_VERSION},
+    secret_problem=secret_problem,
+    livemode=livemode,
+    api=ApiSpec(
+        "https://api.stripe.com",
+        {
+            "Authorization": "Bearer {api_key}",
+            "Stripe-Version": "{api_version}",
+            "Stripe-Account": "{account}",
+        },
+    ),
+    fetch=fetch,
+    kinds=tuple(PATHS),
+    version=version,
+    list_changed=list_changed,
+    list_events=list_events,
+    endpoint_health=endpoint_health,
+    authoritative={
+        "fulfil-order": (
+            ("checkout.session.completed", "checkout.session.async_payment_succeeded"),
+            "https://docs.stripe.com/checkout/fulfillment",
+        ),
+    },
+    sample=sample,
+    sample_types=(
+        "checkout.session.completed",
+        "customer.created",
+        "customer.updated",
+        "customer.subscription.created",
+        "customer.subscription.updated",
+        "invoice.paid",
+        "payment_intent.succeeded",
+        "charge.refunded",
+    ),
+)
