@@ -322,6 +322,8 @@ class Provider:
     policy: Policy
     reply: Callable[[Request], Reply] = reply_ok
     """What to answer once the delivery is recorded."""
+    methods: tuple[str, ...] = ("POST",)
+    """The HTTP methods of its deliveries; any other GET or HEAD is a person or a monitor looking."""
     headers: tuple[str, ...] = ()
     """The headers that `parse` reads: kept with the body. Never one that holds a signature."""
     unsigned_id: bool | None = None

@@ -1,0 +1,260 @@
+"""HTTP to a provider: credentials, time limits, one reading of errors, a brake that all calls share."""
+
+from __future__ import annotations
+
+import json as _json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlencode, urljoin, urlsplit
+
+import urllib3
+from urllib3.exceptions import HTTPError
+from urllib3.util import Timeout, make_headers, parse_url
+
+from .. import jsontext
+from ..endpoints import Endpoint
+from ..errors import ApiRefused, GiveUp, NotFetchable, RateLimited, RetryLater, Unreadable
+from ..jsontext import Json
+
+__all__ = ["Apis", "HttpApi"]
+
+TIMEOUT = timedelta(seconds=20)
+"""For one request in all; a provider that takes longer is asked again later."""
+
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes; nobody's object is larger, and an endless answer must not fill the memory."""
+
+MAX_REDIRECTS = 3
+UNHINTED = timedelta(seconds=60)
+"""How long to wait after a 429 or a throttling 403 that gives no hint (GitHub asks for at least a minute)."""
+
+LONGEST_HINT = timedelta(hours=1)
+
+
+class Apis:
+    """The APIs of all endpoints: kept-alive connections of one process, and its brakes."""
+
+    def __init__(self, *, timeout: timedelta = TIMEOUT, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = urllib3.PoolManager(num_pools=32, maxsize=64, block=False, retries=False)
+        self._timeout = timeout
+        self._clock = clock
+        self._brakes: dict[tuple[str, str], float] = {}
+        self._lock = threading.Lock()
+        self.calls = 0
+        """Requests sent by this process."""
+
+    def of(self, endpoint: Endpoint, account: str = "", *, deadline: float | None = None) -> HttpApi:
+        """The API as this endpoint may use it, for one account. `deadline` is in time.monotonic() seconds."""
+        return HttpApi(self, endpoint, account, deadline)
+
+    def brake(self, endpoint: str, account: str, wait: timedelta) -> None:
+        """Let no request of this endpoint and account out for that long."""
+        with self._lock:
+            until = self._clock() + wait.total_seconds()
+            self._brakes[endpoint, account] = max(until, self._brakes.get((endpoint, account), 0.0))
+
+    def _require_free(self, endpoint: str, account: str) -> None:
+        left = self._brakes.get((endpoint, account), 0.0) - self._clock()
+        if left > 0:
+            raise RateLimited("the provider asked us to wait", timedelta(seconds=left))
+
+    def _count(self) -> None:
+        with self._lock:
+            self.calls += 1
+
+
+class HttpApi:
+    """One provider's API, bound to an endpoint and an account. Implements `webhooks.provider.Api`."""
+
+    def __init__(self, apis: Apis, endpoint: Endpoint, account: str, deadline: float | None) -> None:
+        spec = endpoint.provider.api
+        if spec is None:
+            raise NotFetchable(f"{endpoint.provider.name} has no API that we know")
+        self._apis, self._endpoint, self._spec, self._deadline = apis, endpoint, spec, deadline
+        self.account = account
+        self.settings: Mapping[str, str] = {name: endpoint.setting(name) for name in endpoint.provider.settings}
+        base = endpoint.api_base_url or self._filled(spec.base_url)
+        if base is None:
+            raise NotFetchable(f"the settings for {spec.base_url} are not complete")
+        self._base = base.rstrip("/")
+
+    def get(self, path: str, **params: Any) -> Json:
+        return self._ask("GET", path, params)[0]
+
+    def find(self, path: str, **params: Any) -> Json | None:
+        try:
+            return self._ask("GET", path, params)[0]
+        except ApiRefused as refusal:
+            if refusal.http_status in {404, 410}:
+                return None
+            raise
+
+    def pages(self, path: str, **params: Any) -> Iterator[Json]:
+        answer, following = self._ask("GET", path, params)
+        yield answer
+        while following is not None:
+            answer, following = self._ask("GET", following, {})
+            yield answer
+
+    def post(self, path: str, json: Json = None, **params: Any) -> Json:
+        return self._ask("POST", path, params, jsontext.dumps(json) if json is not None else b"")[0]
+
+    def graphql(self, path: str, query: str, **variables: Any) -> Json:
+        answer = self.post(path, {"query": query, "variables": variables})
+        errors = answer.get("errors") if isinstance(answer, dict) else None
+        if errors:
+            codes = {str((error.get("extensions") or {}).get("code")) for error in errors if isinstance(error, dict)}
+            if "THROTTLED" in codes:
+                raise self._slowed(RateLimited("the API throttles us", timedelta(seconds=2)))
+            raise ApiRefused(f"the API refused the query ({', '.join(sorted(codes))})", 200)
+        return answer.get("data") if isinstance(answer, dict) else None
+
+    def _ask(self, method: str, path: str, params: Mapping[str, Any], body: bytes | None = None) -> tuple[Json, str | None]:
+        """The decoded answer, and the path of its next page if it names one."""
+        self._apis._require_free(self._endpoint.name, self.account)
+        url = self._url(path, params)
+        for _ in range(MAX_REDIRECTS + 1):
+            response = self._send(method, url, path, body)
+            location = response.headers.get("Location")
+            if method != "GET" or response.status not in {301, 302, 307, 308} or not location:
+                break
+            # A renamed repository, a transferred issue. Never to another host: our credentials would go along.
+            url = self._own(urljoin(url, location))
+        self._raise_for(response)
+        return self._decoded(response), self._next(response, url)
+
+    def _send(self, method: str, url: str, path: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
+        self._apis._count()
+        headers = self._headers(path)
+        if body:
+            headers["Content-Type"] = "application/json"
+        try:
+            return self._apis._pool.request(
+                method, url, body=body or None, headers=headers, timeout=self._time_left(), redirect=False, retries=False
+            )
+        except HTTPError as error:
+            raise RetryLater(f"{self._where()}: {type(error).__name__}") from None
+
+    def _time_left(self) -> Timeout:
+        seconds = self._apis._timeout.total_seconds()
+        if self._deadline is not None:
+            seconds = min(seconds, self._deadline - time.monotonic())
+            if seconds <= 0:
+                raise RetryLater(f"{self._where()}: no time left for a request")
+        return Timeout(connect=min(seconds, 5.0), read=seconds, total=seconds)
+
+    def _headers(self, path: str) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": "flask-webhook-inbox"}
+        if self._spec.basic is not None:
+            user, password = (self._filled(part) or "" for part in self._spec.basic)
+            headers["Authorization"] = make_headers(basic_auth=f"{user}:{password}")["authorization"]
+        templates = dict(self._spec.headers)
+        for prefix, special in self._spec.under.items():
+            if path.startswith(prefix):
+                templates |= special
+        for name, template in templates.items():
+            value = self._filled(template)
+            if value is not None:
+                headers[name] = value
+        return headers
+
+    def _filled(self, template: str) -> str | None:
+        """The template with its settings; None if one of them is not set."""
+        values = {**self.settings, "account": self.account}
+        missing = [name for name in _names(template) if not values.get(name)]
+        return None if missing else template.format_map(values)
+
+    def _url(self, path: str, params: Mapping[str, Any]) -> str:
+        if not path.startswith("/") or path.startswith("//") or ".." in path.split("/"):
+            raise GiveUp("an API path begins with one slash and has no '..'")
+        pairs = [(key, item) for key, value in params.items() for item in (value if isinstance(value, list) else [value])]
+        query = urlencode([(key, str(value)) for key, value in pairs if value is not None])
+        joiner = "&" if "?" in path else "?"
+        return f"{self._base}{path}{joiner + query if query else ''}"
+
+    def _own(self, url: str) -> str:
+        ours, theirs = parse_url(self._base), parse_url(url)
+        if (ours.scheme, ours.host, ours.port) != (theirs.scheme, theirs.host, theirs.port):
+            raise ApiRefused(f"{self._where()}: redirected to another host, which we do not follow", 301)
+        return url
+
+    def _next(self, response: urllib3.BaseHTTPResponse, url: str) -> str | None:
+        for part in response.headers.get("Link", "").split(","):
+            target, _, attributes = part.partition(";")
+            if 'rel="next"' in attributes:
+                following = self._own(urljoin(url, target.strip().strip("<>")))
+                return following.removeprefix(self._base) if following.startswith(self._base) else _path_of(following)
+        return None
+
+    def _decoded(self, response: urllib3.BaseHTTPResponse) -> Json:
+        if len(response.data) > MAX_ANSWER:
+            raise RetryLater(f"{self._where()}: the answer is too large")
+        if not response.data:
+            return None
+        try:
+            return jsontext.loads(response.data)
+        except Unreadable:
+            raise RetryLater(f"{self._where()}: the answer is not JSON") from None
+
+    def _raise_for(self, response: urllib3.BaseHTTPResponse) -> None:
+        status = response.status
+        if 200 <= status < 300:
+            return
+        wait = _hint(response.headers)
+        where = f"{self._where()} answered {status}"
+        if status == 429 or (status == 403 and wait is not None):
+            raise self._slowed(RateLimited(where, wait if wait is not None else UNHINTED))
+        if status >= 500 or status in {408, 409, 425}:
+            raise RetryLater(where, wait)
+        raise ApiRefused(where + _code(response), status)
+
+    def _slowed(self, limit: RateLimited) -> RateLimited:
+        assert limit.after is not None
+        # Not all at the same moment: twenty workers that wake together would only trip the limit again.
+        limit.after += timedelta(seconds=random.uniform(0, 0.1 * limit.after.total_seconds()))  # noqa: S311 - jitter
+        self._apis.brake(self._endpoint.name, self.account, limit.after)
+        return limit
+
+    def _where(self) -> str:
+        return f"the API of {self._endpoint.provider.name}"
+
+
+def _names(template: str) -> list[str]:
+    return [part.partition("}")[0] for part in template.split("{")[1:]]
+
+
+def _path_of(url: str) -> str:
+    parts = urlsplit(url)
+    return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
+def _hint(headers: Mapping[str, str]) -> timedelta | None:
+    """How long the answer asks us to wait; None: it does not say, and is no throttling."""
+    given = headers.get("Retry-After")
+    if given is not None:
+        if given.strip().isdigit():
+            return min(timedelta(seconds=int(given.strip()[:9])), LONGEST_HINT)
+        try:
+            moment = parsedate_to_datetime(given)
+        except (TypeError, ValueError):
+            return UNHINTED
+        return min(max(moment - datetime.now(UTC), timedelta(0)), LONGEST_HINT) if moment.tzinfo else UNHINTED
+    reset = headers.get("X-RateLimit-Reset", "")
+    if headers.get("X-RateLimit-Remaining") == "0" and reset.isdigit():
+        return min(max(timedelta(seconds=int(reset[:11]) - time.time()), timedelta(seconds=1)), LONGEST_HINT)
+    return None
+
+
+def _code(response: urllib3.BaseHTTPResponse) -> str:
+    """The provider's own short error code, never its prose: that may repeat what we sent."""
+    try:
+        error = _json.loads(response.data).get("error")
+        code = error.get("code") if isinstance(error, dict) else None
+    except (ValueError, AttributeError):
+        return ""
+    return f" ({code[:60]})" if isinstance(code, str) and code.replace("_", "").isalnum() else ""

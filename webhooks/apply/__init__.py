@@ -1,0 +1,317 @@
+"""The one path: claim, fetch, one transaction per object. Workers, `flask webhooks work`, `apply="request"` and
+`ensure_fresh` all go it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from ..api import Apis
+from ..endpoints import Endpoint, Endpoints
+from ..errors import GiveUp, HandlerCommitted, RateLimited, RetryLater, Unreadable
+from ..handlers import Handlers
+from ..inbox import CLAIM_SIZE, Claim, Event, Group, Inbox
+from ..inbox.rows import stored_key
+from ..provider import Envelope, Request
+from ..queue import Bell
+from .fetching import CONCURRENCY, Fetched, fetch, fetch_all
+from .writing import ClaimLost, Refetch, Write, refuse_commit
+
+__all__ = ["Applied", "Applier", "backoff", "refuse_commit", "summary"]
+
+log = logging.getLogger(__name__)
+
+TRIES = 6
+"""Times a transaction is repeated when the database asks for it, or was away for a moment."""
+
+FIRST_WAIT = timedelta(seconds=5)
+LONGEST_WAIT = timedelta(hours=1)
+
+SHIFT = timedelta(seconds=50)
+"""A doorbell's task ends after that and rings again, so that a long backlog does not look like a stuck task."""
+
+RING_AHEAD = timedelta(seconds=60)
+"""Postponed events that are due within this are rung for; the sweep finds the others."""
+
+
+@dataclass
+class Applied:
+    """What one pass did."""
+
+    events: int = 0
+    claims: int = 0
+    fetches: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Applier:
+    """Applies what is in one inbox, for one app."""
+
+    inbox: Inbox
+    endpoints: Endpoints
+    handlers: Handlers
+    apis: Apis
+    bell: Bell
+    scope: Callable[[], AbstractContextManager[Session]]
+    """A fresh session of the host's, inside an app context."""
+    at: Callable[[str], None] = lambda _step: None
+    """Called at each step (`claimed`, `fetched`, `written`); tests end the process there."""
+
+    def __post_init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    # -- the loops
+
+    def drain(self, *, shift: timedelta | None = None, limit: int = CLAIM_SIZE) -> Applied:
+        """Apply until nothing is due, or until the shift is over, then ring for whoever comes next."""
+        done = Applied()
+        ends = None if shift is None else time.monotonic() + shift.total_seconds()
+        while True:
+            claim = self.inbox.claim(self.endpoints, limit=limit)
+            if claim is None:
+                self._ring_for_postponed()
+                return done
+            if claim.full:
+                self.bell.ring()  # idle workers may join in
+            self._apply(claim, done)
+            if ends is not None and time.monotonic() > ends:
+                self.bell.ring()
+                return done
+
+    def apply_now(self, ids: Collection[int], *, deadline: float) -> Applied:
+        """Apply these events and what is due of their objects, within the deadline (time.monotonic() seconds).
+
+        What does not fit stays due, for a worker or the sweep.
+        """
+        done = Applied()
+        claim = self.inbox.claim(self.endpoints, only=ids)
+        if claim is not None:
+            self._apply(claim, done, deadline=deadline)
+        return done
+
+    def _ring_for_postponed(self) -> None:
+        wait = self.inbox.next_due()
+        if wait is not None and wait <= RING_AHEAD:
+            self.bell.ring_in(wait + timedelta(milliseconds=100))
+
+    # -- one claim
+
+    def _apply(self, claim: Claim, done: Applied, *, deadline: float | None = None) -> None:
+        self.at("claimed")
+        done.claims += 1
+        done.events += claim.size
+        fetchable: list[Group] = []
+        for group in self._sorted_out(claim, done):
+            if group.object is not None and self.endpoints[group.endpoint].fetches:
+                fetchable.append(group)
+            else:
+                self._write(claim, group, Fetched(asked=False), done)
+        ask = self._asking(deadline)
+        if len(fetchable) == 1 or deadline is not None:
+            answers: Iterable[tuple[Group, Fetched | Exception]] = ((g, _attempt(ask, g)) for g in fetchable)
+        else:
+            answers = fetch_all(fetchable, ask, self._threads())
+        for group, fetched in answers:
+            self.at("fetched")
+            done.fetches += 1
+            if isinstance(fetched, Exception):
+                self._settle(claim, group, group.events, fetched, done)
+            else:
+                self._write(claim, group, fetched, done)
+
+    def _asking(self, deadline: float | None) -> Callable[[Group], Fetched]:
+        return lambda group: fetch(self.apis, self.endpoints[group.endpoint], group, deadline=deadline)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="webhooks-fetch")
+        return self._pool
+
+    def _sorted_out(self, claim: Claim, done: Applied) -> list[Group]:
+        """The groups that need work, their events with bodies; the others get their outcome, all in one statement."""
+        wanted: list[Group] = []
+        refused: dict[tuple[str, str, str | None], list[int]] = {}
+        bodies = self.inbox.bodies([event.id for group in claim.groups for event in group.events])
+        for group in claim.groups:
+            endpoint = self.endpoints[group.endpoint]
+            events = []
+            for event in group.events:
+                if event.attempts > endpoint.max_attempts:
+                    refused.setdefault(("dead", "gave_up", "its worker died every time"), []).append(event.id)
+                elif endpoint.livemode is not None and event.livemode is not None and endpoint.livemode != event.livemode:
+                    refused.setdefault(("ignored", "condition_not_met", "the other mode (live or test)"), []).append(event.id)
+                elif not self._wants(endpoint, event):
+                    refused.setdefault(("ignored", "no_handler", None), []).append(event.id)
+                else:
+                    events.append(_with_body(endpoint, event, bodies.get(event.id)))
+            if events:
+                wanted.append(replace(group, events=events))
+        for (state, outcome, error), ids in refused.items():
+            self.inbox.finish(claim.no, ids, state, outcome, error)
+            _count(done, outcome, len(ids))
+        return wanted
+
+    def _wants(self, endpoint: Endpoint, event: Event) -> bool:
+        if event.object is not None and self.wants_kind(endpoint, event.object.kind):
+            return True
+        return bool(self.handlers.ons(endpoint, event.type))
+
+    def wants_kind(self, endpoint: Endpoint, kind: str) -> bool:
+        """Whether anybody keeps a copy of such objects: a `sync` handler, or the mirror."""
+        return self._mirrors_all(endpoint) or bool(self.handlers.syncs(endpoint, kind))
+
+    def _mirrors_all(self, endpoint: Endpoint) -> bool:
+        return endpoint.mirror == "all" or (endpoint.mirror == "auto" and not self.handlers.any_for(endpoint))
+
+    # -- one object
+
+    def _write(self, claim: Claim, group: Group, fetched: Fetched, done: Applied) -> None:
+        try:
+            self._commit(claim, group, fetched)
+        except Exception as error:  # noqa: BLE001 - every error has a place: postponed, dead, or dropped
+            if len(group.events) > 1 and _is_the_events_own(error):
+                # One bad event must not hold the others: each in its own transaction, only the failing one waits.
+                for event in group.events:
+                    self._write(claim, replace(group, events=[event]), fetched, done)
+                return
+            self._settle(claim, group, group.events, error, done)
+        else:
+            self.at("written")
+            for event in group.events:
+                _count(done, "applied", 1)
+
+    def _commit(self, claim: Claim, group: Group, fetched: Fetched) -> None:
+        endpoint = self.endpoints[group.endpoint]
+        for tries in range(1, TRIES + 1):
+            try:
+                with self.scope() as session:
+                    Write(
+                        session, self.inbox, endpoint, self.handlers, group, fetched, claim.no, claim.as_of,
+                        keep_data=endpoint.mirror != "none",
+                    ).run()
+                    session.commit()
+                return
+            except DBAPIError as error:
+                if tries == TRIES or not _may_repeat(error):
+                    raise
+                # Deadlock, serialization failure, a busy SQLite, a database that restarts: the same work once more.
+                time.sleep(random.uniform(0.5, 1.5) * 0.02 * 3**tries)  # noqa: S311 - jitter
+
+    # -- what went wrong
+
+    def _settle(
+        self, claim: Claim, group: Group, events: Sequence[Event], error: Exception, done: Applied
+    ) -> None:
+        """Give events whose work failed their next date or their end."""
+        endpoint = self.endpoints[group.endpoint]
+        ids = [event.id for event in events]
+        if isinstance(error, ClaimLost):
+            log.warning("%s: a claim was lost to another worker; its lease ran out", group.endpoint)
+            return
+        if isinstance(error, Refetch):
+            self.inbox.postpone(claim.no, ids, None, timedelta(0), counts=False)
+            return
+        said = summary(error)
+        _report(group, error)
+        if isinstance(error, GiveUp | Unreadable):
+            outcome = "unreadable" if isinstance(error, Unreadable) else "gave_up"
+            self.inbox.finish(claim.no, ids, "dead", outcome, said)
+            _count(done, outcome, len(ids))
+            return
+        if isinstance(error, RateLimited):
+            self.inbox.hold(group.endpoint, "rate_limited", account=group.account, until=error.after)
+        counts = error.counts if isinstance(error, RetryLater) else True
+        outcome = error.outcome if isinstance(error, RetryLater) else "handler_failed"
+        for event in events:
+            if counts and event.attempts >= endpoint.max_attempts:
+                self.inbox.finish(claim.no, [event.id], "dead", outcome, said)
+            else:
+                after = error.after if isinstance(error, RetryLater) and error.after is not None else None
+                wait = after if after is not None else backoff(event.attempts)
+                self.inbox.postpone(claim.no, [event.id], outcome, wait, error=said, counts=counts)
+        _count(done, outcome, len(ids))
+
+
+def backoff(attempts: int) -> timedelta:
+    """How long to wait after that many failed attempts: doubling, with jitter, an hour at most."""
+    wait = min(FIRST_WAIT * 2 ** min(attempts, 20), LONGEST_WAIT)
+    return wait * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+
+def summary(error: Exception) -> str:
+    """An error for the `error` column. What we raise says what to do; of other exceptions only the kind and the place
+    are kept, since their text may repeat what a payload or a query held."""
+    if isinstance(error, RetryLater | GiveUp | Unreadable | HandlerCommitted):
+        return f"{type(error).__name__}: {error}"[:1000]
+    original = getattr(error, "orig", None) or error
+    return f"{type(original).__module__}.{type(original).__qualname__} at {_place(error)}"[:1000]
+
+
+def _place(error: BaseException) -> str:
+    frame = error.__traceback__
+    place = "?"
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        module = frame.tb_frame.f_globals.get("__name__", "?")
+        if not module.startswith("sqlalchemy"):
+            place = f"{module}:{frame.tb_lineno} in {code.co_name}"
+        frame = frame.tb_next
+    return place
+
+
+def _report(group: Group, error: Exception) -> None:
+    what = f"{group.object.kind} {group.object.id}" if group.object else group.events[0].type
+    level = logging.INFO if isinstance(error, RetryLater) else logging.WARNING
+    log.log(level, "%s: %s could not be applied: %s", group.endpoint, what, summary(error))
+
+
+def _is_the_events_own(error: Exception) -> bool:
+    return not isinstance(error, ClaimLost | Refetch) and not (isinstance(error, DBAPIError) and error.connection_invalidated)
+
+
+def _may_repeat(error: DBAPIError) -> bool:
+    code = getattr(error.orig, "sqlstate", None)
+    if error.connection_invalidated or code in {"40P01", "40001", "57P01", "57P02", "57P03"}:
+        return True
+    said = str(error.orig)
+    return "database is locked" in said or "database table is locked" in said or type(error.orig).__name__ == "AdminShutdown"
+
+
+def _attempt(ask: Callable[[Group], Fetched], group: Group) -> Fetched | Exception:
+    try:
+        return ask(group)
+    except Exception as error:  # noqa: BLE001 - settled like any other failure of the group
+        return error
+
+
+def _with_body(endpoint: Endpoint, event: Event, kept: tuple[bytes, dict[str, str]] | None) -> Event:
+    """The event with its decoded data, as far as its body is still there."""
+    if kept is None:
+        return event
+    envelope = read_again(endpoint, event.dedup_key, *kept)
+    return event if envelope is None else replace(event, data=envelope.data, snapshot=envelope.snapshot)
+
+
+def read_again(endpoint: Endpoint, dedup_key: str, body: bytes, headers: dict[str, str]) -> Envelope | None:
+    """The envelope of an event out of its kept body; None if it cannot be read (any more)."""
+    try:
+        envelopes = endpoint.provider.parse(Request("POST", "", headers, body))
+    except Unreadable:
+        return None
+    return next((e for e in envelopes if stored_key(e.dedup_key) == dedup_key), envelopes[0] if envelopes else None)
+
+
+def _count(done: Applied, outcome: str, number: int) -> None:
+    done.outcomes[outcome] = done.outcomes.get(outcome, 0) + number
+
+

@@ -1,0 +1,100 @@
+"""Fetch the current objects of a claim: many at once, none while a transaction is open."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from ..api import Apis
+from ..endpoints import Endpoint
+from ..errors import NotFetchable, NotVisibleYet
+from ..inbox import Event, Group, read_version, write_version
+from ..jsontext import Json
+
+__all__ = ["CONCURRENCY", "LAG_LIMIT", "Fetched", "fetch", "fetch_all", "is_behind"]
+
+CONCURRENCY = 16
+"""Requests in flight per worker process."""
+
+VISIBLE_AFTER = timedelta(seconds=30)
+"""A 404 for an object that we never saw is taken for a lagging replica for so long after its event, then for an answer."""
+
+LAG_LIMIT = timedelta(minutes=10)
+"""An API that after so long still shows an older version than its event said is taken at its word."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What the provider said about an object. `asked=False`: there is no way to ask."""
+
+    asked: bool
+    data: Json = field(default=None, repr=False)
+
+    @property
+    def gone(self) -> bool:
+        return self.asked and self.data is None
+
+
+def fetch(apis: Apis, endpoint: Endpoint, group: Group, *, deadline: float | None = None) -> Fetched:
+    """Ask the provider for the group's object as it is now. Raises RetryLater or GiveUp."""
+    if not endpoint.fetches or group.object is None or endpoint.provider.fetch is None:
+        return Fetched(asked=False)
+    try:
+        api = apis.of(endpoint, group.account, deadline=deadline)
+        return Fetched(asked=True, data=endpoint.provider.fetch(api, group.object))
+    except NotFetchable:
+        return Fetched(asked=False)
+
+
+def fetch_all(
+    groups: Iterable[Group], ask: Callable[[Group], Fetched], pool: ThreadPoolExecutor
+) -> Iterator[tuple[Group, Fetched | Exception]]:
+    """Each group with what came back, as it comes back.
+
+    Slow start: one request first, then one more in flight for every answer. A provider that has had enough is not
+    asked a dozen times at the same moment, and costs the others of a claim nothing.
+    """
+    waiting = deque(groups)
+    flying: dict[Future[Fetched], Group] = {}
+    window = 1
+    while waiting or flying:
+        while waiting and len(flying) < window:
+            group = waiting.popleft()
+            flying[pool.submit(ask, group)] = group
+        done, _ = wait(flying, return_when=FIRST_COMPLETED)
+        for future in done:
+            group = flying.pop(future)
+            error = future.exception()
+            window = min(window + 1, CONCURRENCY) if error is None else max(window // 2, 1)
+            if isinstance(error, Exception):
+                yield group, error
+            elif error is not None:
+                raise error
+            else:
+                yield group, future.result()
+
+
+def require_visible(group: Group, fetched: Fetched, now: datetime, *, known: bool) -> None:
+    """Raise NotVisibleYet for a 404 that comes too soon after a create to be believed."""
+    if not fetched.gone or known or any(event.gone for event in group.events):
+        return
+    newest = max((event.occurred_at or event.received_at for event in group.events), default=now)
+    if now - newest < VISIBLE_AFTER:
+        raise NotVisibleYet("the API does not know the object yet", timedelta(seconds=2))
+
+
+def is_behind(endpoint: Endpoint, event: Event, fetched: Fetched, now: datetime) -> bool:
+    """Whether the API shows an older version of the object than the event says there is."""
+    version = endpoint.provider.version
+    if version is None or event.object is None or event.version is None or fetched.data is None:
+        return False
+    shown = read_version(write_version(version(event.object, fetched.data)))
+    return older(shown, read_version(event.version)) and now - event.received_at < LAG_LIMIT
+
+
+def older(one: Json, other: Json) -> bool:
+    """Whether one version is older than the other; unknown or incomparable is not."""
+    return isinstance(one, type(other)) and one is not None and other is not None and bool(one < other)

@@ -1,0 +1,310 @@
+"""One object in one transaction: freshness, ledger, handlers, state. All of it commits, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from sqlalchemy import and_, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from .. import jsontext
+from ..endpoints import Endpoint
+from ..errors import HandlerCommitted, NotVisibleYet, WebhooksError
+from ..handlers import Handler, Handlers
+from ..inbox import Event, Group, Inbox, read_version, write_version
+from ..jsontext import Json
+from ..provider import ObjectRef
+from .fetching import LAG_LIMIT, Fetched, is_behind, older, require_visible
+
+__all__ = ["ClaimLost", "Refetch", "Write", "in_handler", "refuse_commit"]
+
+_Guard = Literal["claim", "absent", "locked"]
+
+
+class ClaimLost(WebhooksError):
+    """Our lease ran out and another worker has taken the events: what we did is rolled back, what it does counts."""
+
+
+class Refetch(WebhooksError):
+    """Another worker wrote a fresher copy that is not kept as data: the events are claimed and fetched again."""
+
+
+@dataclass
+class Write:
+    """The transaction for one group; `run` is called again, from the start, if the database asks for that."""
+
+    session: Session
+    inbox: Inbox
+    endpoint: Endpoint
+    handlers: Handlers
+    group: Group
+    fetched: Fetched
+    claim_no: int
+    as_of: datetime
+    keep_data: bool
+    ran: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Apply all events of the group and give each its outcome. The caller commits.
+
+        Raises what a handler raises, NotVisibleYet, Refetch, or ClaimLost.
+        """
+        events = list(self.group.events)
+        outcomes: dict[int, tuple[str, str]] = {}
+        if self.endpoint.provider.guards_body:
+            for event in self._copies(events):
+                outcomes[event.id] = ("ignored", "duplicate_body")
+            events = [event for event in events if event.id not in outcomes]
+        if self.group.object is None:
+            for event in events:
+                outcomes[event.id] = self._occasion(event, event.data, gone=False) or ("ignored", "no_handler")
+        elif self.fetched.asked:
+            outcomes |= self._write_fetched(self.group.object, events)
+        else:
+            outcomes |= self._write_carried(self.group.object, events)
+        self._close(outcomes)
+
+    # -- the object as fetched
+
+    def _write_fetched(self, ref: ObjectRef, events: Sequence[Event]) -> dict[int, tuple[str, str]]:
+        stored = self._stored(ref) if self.fetched.gone or self.endpoint.provider.version is not None else None
+        require_visible(self.group, self.fetched, self.as_of, known=stored is not None)
+        if any(is_behind(self.endpoint, event, self.fetched, self.as_of) for event in events):
+            raise NotVisibleYet("the API shows an older version than the event says")
+        version = self._version(ref, self.fetched.data)
+        if stored is not None and self._regresses(events, version, stored.version):
+            raise NotVisibleYet("the API shows an older version than we already have")
+        fresh = self._freshen(ref, version, self.fetched.data, gone=self.fetched.gone, as_of=self.as_of)
+        thing, gone = (self.fetched.data, self.fetched.gone) if fresh else self._fresher(ref)
+        if fresh:
+            self._sync(ref, events, thing)
+        outcomes = {}
+        for event in events:
+            done = self._occasion(event, thing, gone=gone)
+            if done is not None:
+                outcomes[event.id] = done
+            elif gone:
+                outcomes[event.id] = ("applied", "object_gone")
+            elif not fresh:
+                outcomes[event.id] = ("applied", "stale")
+            else:
+                newest = event is events[-1]
+                outcomes[event.id] = ("applied", self._healed(event) if newest else "covered")
+        return outcomes
+
+    def _healed(self, event: Event) -> str:
+        return "healed" if event.origin == "reconcile" else "applied"
+
+    def _regresses(self, events: Sequence[Event], version: str | None, stored: str | None) -> bool:
+        recent = all(self.as_of - event.received_at < LAG_LIMIT for event in events)
+        return recent and older(read_version(version), read_version(stored))
+
+    def _fresher(self, ref: ObjectRef) -> tuple[Json, bool]:
+        """What the other worker wrote; our events' `on` handlers see that."""
+        stored = self._stored(ref)
+        assert stored is not None
+        if stored.deleted_at is not None:
+            return None, True
+        if stored.data is None:
+            raise Refetch
+        return stored.data, False
+
+    # -- where nothing can be fetched: the event's own time decides, or the provider's rank
+
+    def _write_carried(self, ref: ObjectRef, events: Sequence[Event]) -> dict[int, tuple[str, str]]:
+        outcomes = {}
+        for event in sorted(events, key=lambda e: (e.occurred_at or e.received_at, e.id)):
+            fresh = self._carry(ref, event)
+            stored = None if fresh else self._stored(ref)
+            thing = event.snapshot if stored is None or stored.data is None else stored.data
+            gone = event.gone if stored is None else stored.deleted_at is not None
+            if fresh:
+                self._sync(ref, [event], None if event.gone else event.snapshot)
+            done = self._occasion(event, thing, gone=gone)
+            outcomes[event.id] = done or ("applied", "applied" if fresh else "stale")
+        return outcomes
+
+    def _carry(self, ref: ObjectRef, event: Event) -> bool:
+        """Write what the event carries, unless we have something newer. Equal times are not stale."""
+        version = event.version or self._version(ref, event.snapshot)
+        as_of = event.occurred_at or event.received_at
+        stored = self._stored(ref)
+        if stored is None:
+            if self._freshen(ref, version, event.snapshot, gone=event.gone, as_of=as_of, guard="absent"):
+                return True
+            stored = self._stored(ref)  # another worker was first; now the row is there, and locked
+        ranked = version is not None and stored.version is not None
+        if older(read_version(version), read_version(stored.version)) if ranked else as_of < _aware(stored.as_of):
+            return False
+        return self._freshen(ref, version, event.snapshot, gone=event.gone, as_of=as_of, guard="locked")
+
+    # -- the parts
+
+    def _version(self, ref: ObjectRef, data: Json) -> str | None:
+        version = self.endpoint.provider.version
+        return write_version(version(ref, data)) if version is not None and data is not None else None
+
+    def _where(self, ref: ObjectRef) -> Any:
+        c = self.inbox.tables.objects.c
+        return and_(
+            c.endpoint == self.endpoint.name, c.account == self.group.account, c.kind == ref.kind, c.id == ref.id
+        )
+
+    def _stored(self, ref: ObjectRef) -> Any:
+        """Our row of the object, locked until the end of the transaction; None if there is none."""
+        objects = self.inbox.tables.objects
+        columns = (objects.c.version, objects.c.as_of, objects.c.deleted_at, objects.c.data)
+        if self.inbox.is_sqlite:
+            # A transaction that reads first could not write later: another writer may have come in between.
+            touch = update(objects).where(self._where(ref)).values(checked_at=objects.c.checked_at)
+            return self.session.execute(touch.returning(*columns)).one_or_none()
+        return self.session.execute(select(*columns).where(self._where(ref)).with_for_update()).one_or_none()
+
+    def _freshen(
+        self, ref: ObjectRef, version: str | None, data: Json, *, gone: bool, as_of: datetime, guard: _Guard = "claim"
+    ) -> bool:
+        """Write the object's row, unless the guard forbids it; return whether we did. Locks the row.
+
+        `claim`: a later claim has written it; its fetch was later too, so ours may be older. `absent`: there is a row.
+        `locked`: the caller holds the row and has decided.
+        """
+        objects = self.inbox.tables.objects
+        row = {
+            "endpoint": self.endpoint.name,
+            "account": self.group.account,
+            "kind": ref.kind,
+            "id": ref.id,
+            "path": ref.path or None,
+            "claim_no": self.claim_no,
+            "as_of": as_of,
+            "version": version,
+            "digest": None if data is None else jsontext.digest(data),
+            "data": data if self.keep_data and not gone else None,
+            "deleted_at": as_of if gone else None,
+            "checked_at": self.inbox.moment(),
+        }
+        statement = self._insert(objects).values(row)
+        replaced = {name: statement.excluded[name] for name in row if name not in {"endpoint", "account", "kind", "id"}}
+        key = ["endpoint", "account", "kind", "id"]
+        if guard == "absent":
+            statement = statement.on_conflict_do_nothing(index_elements=key)
+        else:
+            later = objects.c.claim_no <= statement.excluded.claim_no if guard == "claim" else None
+            statement = statement.on_conflict_do_update(index_elements=key, set_=replaced, where=later)
+        statement = statement.returning(objects.c.claim_no)
+        return self.session.execute(statement).first() is not None
+
+    def _insert(self, table: Any) -> Any:
+        return sqlite.insert(table) if self.inbox.is_sqlite else postgresql.insert(table)
+
+    def _copies(self, events: Sequence[Event]) -> list[Event]:
+        """Those events whose body came before under another id. Where the id is not signed, that is a replay."""
+        table = self.inbox.tables.events
+        copies = []
+        for event in events:
+            if event.digest is None or event.origin == "replay":
+                continue
+            other = select(table.c.id).where(
+                table.c.endpoint == event.endpoint,
+                table.c.digest == event.digest,
+                table.c.id != event.id,
+                or_(table.c.id < event.id, table.c.state == "applied"),
+                or_(table.c.outcome.is_(None), table.c.outcome != "duplicate_body"),
+            )
+            if self.session.execute(other.limit(1)).first() is not None:
+                copies.append(event)
+        return copies
+
+    def _enter(self, pairs: Sequence[tuple[Event, Handler]]) -> set[tuple[int, str]]:
+        """Enter into the ledger; return what was not there before."""
+        if not pairs:
+            return set()
+        ledger = self.inbox.tables.processed_events
+        now = self.inbox.moment()
+        rows = [
+            {"event_id": event.id, "handler": handler.entry, "processed_at": now} for event, handler in pairs
+        ]
+        statement = self._insert(ledger).values(rows).on_conflict_do_nothing().returning(ledger.c.event_id, ledger.c.handler)
+        return {(id_, name) for id_, name in self.session.execute(statement)}
+
+    def _sync(self, ref: ObjectRef, events: Sequence[Event], thing: Json) -> None:
+        """Copy the object once, whatever number of events the claim has for it."""
+        if not events:
+            return
+        for handler in self.handlers.syncs(self.endpoint, ref.kind):
+            self._enter([(event, handler) for event in events])
+            self._call(handler, events[-1], handler.checked(thing))
+
+    def _occasion(self, event: Event, thing: Json, *, gone: bool) -> tuple[str, str] | None:
+        """Run the `on` handlers of one event that it has not had; None if it has none."""
+        outcome = None
+        for handler in self.handlers.ons(self.endpoint, event.type):
+            if handler.when is not None and (gone or not handler.when(thing)):
+                outcome = outcome or ("ignored", "condition_not_met")
+            elif not self._enter([(event, handler)]):
+                outcome = outcome or ("applied", "applied")
+            elif handler.flow is not None and not self._decide(handler, event, thing):
+                outcome = outcome or ("ignored", "flow_already_decided")
+            else:
+                self._call(handler, event, handler.checked(thing))
+                outcome = ("applied", "applied")
+        return outcome
+
+    def _decide(self, handler: Handler, event: Event, thing: Json) -> bool:
+        """Whether this event decides the flow for its key: the unique key says so, whoever comes at the same time."""
+        flow_keys = self.inbox.tables.flow_keys
+        row = {
+            "flow": handler.flow,
+            "key": handler.key(thing, event.data),
+            "event_id": event.id,
+            "handler": handler.name,
+            "decided_at": self.inbox.moment(),
+        }
+        statement = self._insert(flow_keys).values(row).on_conflict_do_nothing().returning(flow_keys.c.flow)
+        return self.session.execute(statement).first() is not None
+
+    def _call(self, handler: Handler, event: Event, thing: Json) -> None:
+        with in_handler(self.session):
+            handler.function(event, thing)
+        self.ran.append(handler.name)
+
+    def _close(self, outcomes: dict[int, tuple[str, str]]) -> None:
+        """Enter the outcomes; the fence: if one of the events is not ours any more, nothing of this counts."""
+        self.session.flush()
+        kinds: dict[tuple[str, str], list[int]] = {}
+        for id_, outcome in outcomes.items():
+            kinds.setdefault(outcome, []).append(id_)
+        for (state, outcome), ids in kinds.items():
+            if self.inbox.close(self.session, self.claim_no, ids, state, outcome) != len(ids):
+                raise ClaimLost
+
+
+@contextmanager
+def in_handler(session: Session) -> Iterator[None]:
+    """Watch a handler: ending the transaction that carries its ledger row is an error, whichever way it does it."""
+    before = session.get_transaction()
+    session.info["webhooks_handler"] = True
+    try:
+        yield
+    finally:
+        session.info.pop("webhooks_handler", None)
+    if session.get_transaction() is not before:
+        raise HandlerCommitted("a handler must not commit, roll back or close db.session: our ledger row is in its transaction")
+
+
+def refuse_commit(session: Session) -> None:
+    """For the session's `before_commit`: a handler's own commit is stopped before it happens."""
+    if session.info.get("webhooks_handler") and session.get_nested_transaction() is None:
+        raise HandlerCommitted(
+            "a handler must not commit: its work, our ledger and the state of the event are one transaction, which is "
+            "committed for you; remove the commit, or use flush()"
+        )
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

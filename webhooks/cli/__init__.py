@@ -1,0 +1,37 @@
+"""`flask webhooks …`: what an operator asks and does. Every command has `--json`: one JSON document on stdout."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+from flask.cli import AppGroup
+
+__all__ = ["cli"]
+
+COMMANDS = {
+    "demo": "webhooks.testing.demo:demo",
+    "work": "webhooks.cli.working:work",
+    "sweep": "webhooks.cli.working:sweep",
+}
+"""Command → where it is. By name, so that a command is only imported when it is run."""
+
+
+class _Lazy(AppGroup):
+    """A group that finds its commands in COMMANDS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        found: Any = getattr(import_module(module), attribute)
+        return found if isinstance(found, click.Command) else None
+
+
+@click.group(cls=_Lazy)
+def cli() -> None:
+    """The inbox for inbound webhooks."""

@@ -1,0 +1,249 @@
+"""Read `app.config["WEBHOOKS"]` into endpoints; every mistake in it is named at once, at start-up."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from marshmallow import Schema, ValidationError, fields, validate
+
+from . import providers
+from .errors import ConfigError
+from .provider import Provider, Request
+from .signatures import fingerprint
+
+__all__ = ["DEFAULTS", "Endpoint", "Endpoints", "read"]
+
+DEFAULTS = "defaults"
+"""The one name in `WEBHOOKS` that is no endpoint: options for all of them."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+
+MAX_BODY = 5 * 1024 * 1024
+"""For providers that publish no limit; the largest bodies seen are a few hundred kilobytes."""
+
+Settings = Mapping[str, "str | Callable[[], str]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One URL of ours that one account at one provider sends to."""
+
+    name: str
+    provider: Provider
+    secrets: tuple[str, ...] = field(repr=False)
+    """Current one first; a delivery signed with any of them is accepted."""
+    settings: Settings = field(default_factory=dict, repr=False)
+    aliases: tuple[str, ...] = ()
+    apply: Literal["worker", "request"] = "worker"
+    fetch: bool = True
+    mirror: Literal["auto", "all", "handled", "none"] = "auto"
+    api_base_url: str | None = None
+    public_url: str | None = None
+    max_body: int = MAX_BODY
+    max_attempts: int = 15
+    livemode: bool | None = None
+    late: Literal["run", "skip"] = "run"
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the current object can be asked for."""
+        return self.fetch and self.provider.fetch is not None
+
+    def setting(self, name: str) -> str:
+        """A setting's value now; '' if it is not set. Callables are asked every time, so that tokens can rotate."""
+        value = self.settings.get(name, self.provider.defaults.get(name, ""))
+        return value() if callable(value) else value
+
+    def fingerprints(self) -> list[str]:
+        return [fingerprint(secret) for secret in self.secrets]
+
+    def seen_as(self, request: Request) -> Request:
+        """The request under the URL that the provider called, where a public base URL is configured."""
+        if self.public_url is None:
+            return request
+        parts = urlsplit(request.url)
+        path = parts.path + (f"?{parts.query}" if parts.query else "")
+        return replace(request, url=self.public_url.rstrip("/") + path)
+
+
+class Endpoints(Mapping[str, Endpoint]):
+    """The endpoints by name; `at` also finds them by alias."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = dict(endpoints)
+        self._at = {alias: e for e in endpoints.values() for alias in (e.name, *e.aliases)}
+
+    def __getitem__(self, name: str) -> Endpoint:
+        return self._endpoints[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._endpoints)
+
+    def __len__(self) -> int:
+        return len(self._endpoints)
+
+    def at(self, name: str) -> Endpoint | None:
+        """The endpoint of that name or alias."""
+        return self._at.get(name)
+
+
+def _not_blank(value: str) -> None:
+    if not value.strip():
+        raise ValidationError("is blank; anybody could sign with it")
+
+
+class _Secrets(fields.List):
+    """A list of secrets, or a single one."""
+
+    def _deserialize(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return super()._deserialize([value] if isinstance(value, str) else value, *args, **kwargs)
+
+
+class _EndpointSchema(Schema):
+    provider = fields.String()
+    secrets = _Secrets(
+        fields.String(validate=_not_blank),
+        required=True,
+        validate=validate.Length(min=1, error="is empty; give at least one secret"),
+        error_messages={"required": "is missing; give the signing secret that the provider shows"},
+    )
+    settings = fields.Dict(keys=fields.String())
+    aliases = fields.List(fields.String(validate=validate.Regexp(NAME)))
+    apply = fields.String(validate=validate.OneOf(["worker", "request"]))
+    fetch = fields.Boolean()
+    mirror = fields.String(validate=validate.OneOf(["auto", "all", "handled", "none"]))
+    api_base_url = fields.Url(require_tld=False, schemes={"http", "https"})
+    public_url = fields.Url(require_tld=False, schemes={"http", "https"})
+    max_body = fields.Integer(validate=validate.Range(min=1024))
+    max_attempts = fields.Integer(validate=validate.Range(min=1, max=1000))
+    livemode = fields.Boolean()
+    tolerance = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(seconds=1)))
+    late = fields.String(validate=validate.OneOf(["run", "skip"]))
+
+
+_OPTIONS = frozenset(_EndpointSchema().fields)
+
+
+def read(config: Mapping[str, Any]) -> Endpoints:
+    """The endpoints that the configuration describes; raises ConfigError with every mistake in it."""
+    mistakes: list[str] = []
+    found: dict[str, Endpoint] = {}
+    if not isinstance(config, Mapping):
+        raise ConfigError("WEBHOOKS must be a dict: endpoint name -> its configuration")
+    defaults = config.get(DEFAULTS, {})
+    for name, given in config.items():
+        if name == DEFAULTS:
+            continue
+        if not NAME.fullmatch(str(name)):
+            mistakes.append(f"WEBHOOKS[{name!r}]: a name is letters, digits, '-', '_' and '.', at most 63")
+        elif not isinstance(given, Mapping):
+            mistakes.append(f"WEBHOOKS[{name!r}] must be a dict with at least `secrets`")
+        else:
+            endpoint = _read_one(name, {**defaults, **given}, mistakes)
+            if endpoint is not None:
+                found[name] = endpoint
+    taken = list(found)
+    for endpoint in found.values():
+        for alias in endpoint.aliases:
+            if alias in taken:
+                mistakes.append(f"WEBHOOKS[{endpoint.name!r}].aliases: {alias!r} is another endpoint's name or alias")
+            taken.append(alias)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return Endpoints(found)
+
+
+def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint | None:
+    where = f"WEBHOOKS[{name!r}]"
+    before = len(mistakes)
+    try:
+        provider = providers.get(str(given.get("provider", name)))
+    except ConfigError as error:
+        mistakes.append(f"{where}.provider: {error}")
+        provider = None
+    # A setting may stand beside the options or under `settings`.
+    flat = {key: given.pop(key) for key in list(given) if provider and key in provider.settings and key not in _OPTIONS}
+    try:
+        loaded = _EndpointSchema().load(given)
+    except ValidationError as error:
+        mistakes.extend(f"{where}.{line}" for line in _lines(error.normalized_messages(), provider))
+        loaded = error.valid_data if isinstance(error.valid_data, dict) else {}
+    settings = {**flat, **loaded.pop("settings", {})}
+    if provider is not None:
+        mistakes.extend(f"{where}.{line}" for line in _setting_mistakes(provider, settings, loaded.get("fetch", True)))
+        provider = _configured(provider, settings, loaded.pop("tolerance", None), where, mistakes)
+        secrets = tuple(_trimmed(where, secret) for secret in loaded.pop("secrets", ()) if isinstance(secret, str))
+        for position, secret in enumerate(secrets):
+            problem = provider.secret_problem(secret) if secret else None
+            if problem:
+                mistakes.append(f"{where}.secrets[{position}]: {problem}")
+    if provider is None or len(mistakes) > before:
+        return None
+    loaded.pop("provider", None)
+    loaded["aliases"] = tuple(loaded.get("aliases", ()))
+    loaded.setdefault("max_body", provider.policy.max_body or MAX_BODY)
+    if provider.livemode is not None:
+        plain = {key: value for key, value in settings.items() if isinstance(value, str)}
+        loaded.setdefault("livemode", provider.livemode(plain))
+    return Endpoint(name=name, provider=provider, secrets=secrets, settings=settings, **loaded)
+
+
+def _setting_mistakes(provider: Provider, settings: Settings, fetch: bool) -> list[str]:
+    lines = [
+        f"settings: {provider.name} has no setting {key!r}; it has {', '.join(provider.settings) or 'none'}"
+        for key in settings
+        if key not in provider.settings
+    ]
+    lines += [
+        f"settings.{key} must be text or a function that returns text"
+        for key, value in settings.items()
+        if not isinstance(value, str) and not callable(value)
+    ]
+    if fetch and provider.fetch is not None:
+        lines += [
+            f"settings.{key} is missing; without it the current object cannot be fetched (or set fetch to false, to "
+            "apply what the deliveries carry)"
+            for key in provider.required
+            if not settings.get(key)
+        ]
+    return lines
+
+
+def _configured(
+    provider: Provider, settings: Settings, tolerance: timedelta | None, where: str, mistakes: list[str]
+) -> Provider:
+    if tolerance is not None:
+        if hasattr(provider.signature, "tolerance"):
+            provider = replace(provider, signature=replace(provider.signature, tolerance=tolerance))  # type: ignore[type-var]
+        else:
+            mistakes.append(f"{where}.tolerance: {provider.name} signs no time, so there is nothing to tolerate")
+    return provider
+
+
+def _trimmed(where: str, secret: str) -> str:
+    if secret != secret.strip():
+        warnings.warn(f"{where}.secrets: white space around a secret was removed", stacklevel=2)
+    return secret.strip()
+
+
+def _lines(messages: Mapping[str, Any], provider: Provider | None) -> list[str]:
+    lines = []
+    for key, value in messages.items():
+        for line in _flat(value):
+            if line == "Unknown field.":
+                known = ", ".join(sorted(_OPTIONS | set(provider.settings if provider else ())))
+                line = f"is not known; there are {known}"
+            lines.append(f"{key}: {line}")
+    return lines
+
+
+def _flat(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"[{key}] {line}" for key, inner in value.items() for line in _flat(inner)]
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)]

@@ -1,0 +1,220 @@
+"""Group commit: requests that arrive together are recorded by one statement and one commit.
+
+Whoever comes first writes for all who wait; a lone request waits for nobody. There is no writer thread, so none can
+die, none is lost in a fork, and at shutdown every request has either its answer or its error.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Engine, PoolProxiedConnection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from ..errors import InboxUnavailable
+from .rows import Arrival, Recorded
+from .sql import AGAIN_SQLITE, ARRIVAL, KEEP_SQLITE, RECORD_POSTGRESQL, RECORD_SQLITE
+
+__all__ = ["Door"]
+
+BATCH = 64
+"""Arrivals per statement; more would make the first one in it wait longer than a commit takes."""
+
+
+@dataclass
+class _Ticket:
+    arrivals: Sequence[Arrival]
+    done: threading.Event = field(default_factory=threading.Event)
+    recorded: list[Recorded] | None = None
+    error: Exception | None = None
+
+
+class Door:
+    """Writes arrivals of all threads of a process over one connection of its own."""
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        # A child must not use its parent's connection, nor wait for a lock that a thread of the parent held.
+        self._writing = threading.Lock()
+        self._queue = threading.Lock()
+        self._waiting: list[_Ticket] = []
+        self._connection: PoolProxiedConnection | None = None
+
+    def record(self, arrivals: Sequence[Arrival]) -> list[Recorded]:
+        """Commit the arrivals; one result each, in order. Raises InboxUnavailable if they are not committed."""
+        if not arrivals:
+            return []
+        ticket = _Ticket(arrivals)
+        with self._queue:
+            self._waiting.append(ticket)
+        while not ticket.done.is_set():
+            with self._writing:
+                if not ticket.done.is_set():
+                    self._write_waiting()
+        if ticket.error is not None:
+            raise InboxUnavailable(type(ticket.error).__name__) from ticket.error
+        assert ticket.recorded is not None
+        return ticket.recorded
+
+    def _write_waiting(self) -> None:
+        with self._queue:
+            batch: list[_Ticket] = []
+            size = 0
+            while self._waiting and (not batch or size + len(self._waiting[0].arrivals) <= BATCH):
+                batch.append(self._waiting.pop(0))
+                size += len(batch[-1].arrivals)
+        try:
+            self._write(batch)
+        except Exception as error:  # noqa: BLE001 - every waiter must get an answer, whatever broke
+            self._write_each(batch, error)
+        finally:
+            for ticket in batch:
+                if ticket.recorded is None and ticket.error is None:
+                    ticket.error = InboxUnavailable("the write was interrupted")
+                ticket.done.set()
+
+    def _write_each(self, batch: Iterable[_Ticket], error: Exception) -> None:
+        """One bad row must not fail its neighbours; but where the database is away, one try is enough for all."""
+        self._disconnect()
+        tickets = list(batch)
+        for ticket in tickets:
+            if len(tickets) == 1 and not _is_stale_connection(error):
+                ticket.error = error
+                continue
+            try:
+                self._write([ticket])
+            except Exception as again:  # noqa: BLE001 - goes to the one waiter
+                self._disconnect()
+                ticket.error = again
+                if _is_connection_error(again):
+                    break
+        for ticket in tickets:
+            if ticket.recorded is None and ticket.error is None:
+                ticket.error = error
+
+    def _write(self, batch: Sequence[_Ticket]) -> None:
+        merged: dict[tuple[str, str], tuple[Arrival, int]] = {}
+        for ticket in batch:
+            for arrival in ticket.arrivals:
+                first, deliveries = merged.get(arrival.key, (arrival, 0))
+                merged[arrival.key] = (first, deliveries + (arrival.origin == "delivery"))
+        # Sorted, so that two processes that touch the same rows take them in the same order.
+        rows = [_row(*merged[key]) for key in sorted(merged)]
+        engine = self._engine()
+        with _Connection(self, engine) as cursor:
+            write = _write_sqlite if engine.dialect.name == "sqlite" else _write_postgresql
+            written = write(cursor, rows)
+        fresh = {key for key, recorded in written.items() if recorded.new}
+        for ticket in batch:
+            ticket.recorded = []
+            for arrival in ticket.arrivals:
+                ticket.recorded.append(Recorded(written[arrival.key].id, arrival.key in fresh))
+                fresh.discard(arrival.key)
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+
+
+class _Connection:
+    """A transaction on the door's own connection (in-memory SQLite has only one, which is everybody's)."""
+
+    def __init__(self, door: Door, engine: Engine) -> None:
+        self._door, self._engine = door, engine
+        self._shared = isinstance(engine.pool, StaticPool | SingletonThreadPool)
+
+    def __enter__(self) -> Any:
+        connection = self._door._connection
+        if connection is None:
+            connection = self._engine.raw_connection()
+            if not self._shared:
+                self._door._connection = connection
+        self._raw = connection
+        cursor = connection.cursor()
+        if self._engine.dialect.name == "sqlite" and not self._in_transaction():
+            cursor.execute("BEGIN IMMEDIATE")
+        return cursor
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._raw.commit()
+        elif self._shared:
+            self._raw.rollback()
+        if self._shared:
+            self._raw.close()
+
+    def _in_transaction(self) -> bool:
+        raw = self._raw.driver_connection
+        return isinstance(raw, sqlite3.Connection) and raw.in_transaction
+
+
+def _row(arrival: Arrival, deliveries: int) -> dict[str, Any]:
+    ref = arrival.object
+    return {
+        "endpoint": arrival.endpoint,
+        "dedup_key": arrival.dedup_key,
+        "origin": arrival.origin,
+        "type": arrival.type,
+        "object_kind": ref.kind if ref else None,
+        "object_id": ref.id if ref else None,
+        "object_path": (ref.path or None) if ref else None,
+        "account": arrival.account,
+        "livemode": arrival.livemode,
+        "gone": arrival.gone,
+        "version": arrival.version,
+        "occurred_at": arrival.occurred_at,
+        "deliveries": deliveries,
+        "digest": arrival.digest,
+        "secret": arrival.secret,
+        "correlation": arrival.correlation,
+        "state": arrival.state,
+        "outcome": arrival.outcome,
+        "error": arrival.error,
+        "body": arrival.body,
+        "headers": arrival.headers,
+    }
+
+
+def _write_postgresql(cursor: Any, rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Recorded]:
+    cursor.execute(RECORD_POSTGRESQL, [[row[name] for row in rows] for name in ARRIVAL], prepare=True, binary=True)
+    return {(endpoint, key): Recorded(id_, new) for id_, endpoint, key, new in cursor.fetchall()}
+
+
+def _write_sqlite(cursor: Any, rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Recorded]:
+    now = sqlite_instant(datetime.now(UTC))
+    written = {}
+    for row in rows:
+        values = {**row, "now": now, "occurred_at": row["occurred_at"] and sqlite_instant(row["occurred_at"])}
+        inserted = cursor.execute(RECORD_SQLITE, values).fetchone()
+        if inserted is not None:
+            cursor.execute(KEEP_SQLITE, {"id": inserted[0], "body": row["body"], "headers": row["headers"]})
+        id_ = inserted[0] if inserted else cursor.execute(AGAIN_SQLITE, values).fetchone()[0]
+        written[row["endpoint"], row["dedup_key"]] = Recorded(id_, inserted is not None)
+    return written
+
+
+def sqlite_instant(moment: datetime) -> str:
+    """As SQLAlchemy writes instants into SQLite: UTC, so that texts compare as instants do."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def _is_connection_error(error: Exception) -> bool:
+    original = error.orig if isinstance(error, SQLAlchemyError) and hasattr(error, "orig") else error
+    return type(original).__name__ in {"OperationalError", "InterfaceError", "AdminShutdown"}
+
+
+def _is_stale_connection(error: Exception) -> bool:
+    """A database that was restarted shows at the first write; a new connection may well do."""
+    return _is_connection_error(error)

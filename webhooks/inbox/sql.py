@@ -1,0 +1,135 @@
+"""The statements that differ per database."""
+
+from __future__ import annotations
+
+__all__ = ["ARRIVAL", "AGAIN_SQLITE", "CLAIM_POSTGRESQL", "CLAIM_SQLITE", "KEEP_SQLITE", "RECORD_POSTGRESQL", "RECORD_SQLITE"]
+
+ARRIVAL = {
+    "endpoint": "text",
+    "dedup_key": "text",
+    "origin": "text",
+    "type": "text",
+    "object_kind": "text",
+    "object_id": "text",
+    "object_path": "text",
+    "account": "text",
+    "livemode": "boolean",
+    "gone": "boolean",
+    "version": "text",
+    "occurred_at": "timestamptz",
+    "deliveries": "integer",
+    "digest": "text",
+    "secret": "text",
+    "correlation": "text",
+    "state": "text",
+    "outcome": "text",
+    "error": "text",
+    "body": "bytea",
+    "headers": "text",
+}
+"""The fields of an arrival, in the order in which the statements take them."""
+
+_COPIED = [name for name in ARRIVAL if name not in {"body", "headers"}]
+_INSERTED = ", ".join([*_COPIED, "received_at", "last_delivery_at", "attempts", "due_at", "finished_at"])
+
+# A delivery of a dead event arms it for one more try; what cannot be read would not become readable by that.
+_REARMED = "{new} > 0 AND e.state = 'dead' AND coalesce(e.outcome, '') <> 'unreadable'"
+_PG_REARMED = _REARMED.format(new="excluded.deliveries")
+
+# One statement, so that of two deliveries at once only one is new, and so that a burst costs one round trip and one
+# commit. A key may stand in `arrived` only once: a row cannot be touched twice.
+RECORD_POSTGRESQL = f"""
+WITH arrived AS (
+  SELECT * FROM unnest({", ".join(f"%s::{kind}[]" for kind in ARRIVAL.values())})
+    WITH ORDINALITY AS a ({", ".join(ARRIVAL)}, position)
+), recorded AS (
+  INSERT INTO webhook_events AS e ({_INSERTED})
+  SELECT {", ".join(_COPIED)}, now(), now(), 0, now(), CASE WHEN state IN ('dead', 'ignored') THEN now() END
+  FROM arrived ORDER BY position
+  ON CONFLICT (endpoint, dedup_key) DO UPDATE SET
+    deliveries = e.deliveries + excluded.deliveries,
+    last_delivery_at = excluded.last_delivery_at,
+    secret = CASE WHEN e.secret IS NULL THEN excluded.secret
+                  WHEN excluded.secret IS NULL OR strpos(e.secret, excluded.secret) > 0 OR length(e.secret) > 200
+                  THEN e.secret ELSE e.secret || ',' || excluded.secret END,
+    attempts = CASE WHEN {_PG_REARMED} THEN greatest(e.attempts - 1, 0) ELSE e.attempts END,
+    due_at = CASE WHEN {_PG_REARMED} THEN now() ELSE e.due_at END,
+    finished_at = CASE WHEN {_PG_REARMED} THEN NULL ELSE e.finished_at END,
+    state = CASE WHEN {_PG_REARMED} THEN 'pending' ELSE e.state END
+  RETURNING id, endpoint, dedup_key, (xmax = 0) AS new
+), kept AS (
+  INSERT INTO webhook_bodies (event_id, body, headers)
+  SELECT r.id, a.body, a.headers::json FROM recorded r JOIN arrived a USING (endpoint, dedup_key) WHERE r.new
+)
+SELECT id, endpoint, dedup_key, new FROM recorded
+"""
+
+# SQLite has one writer at a time, so two statements within BEGIN IMMEDIATE are as good as one.
+RECORD_SQLITE = f"""
+INSERT INTO webhook_events ({_INSERTED})
+VALUES ({", ".join(":" + name for name in _COPIED)}, :now, :now, 0, :now,
+  CASE WHEN :state IN ('dead', 'ignored') THEN :now END)
+ON CONFLICT (endpoint, dedup_key) DO NOTHING RETURNING id
+"""
+KEEP_SQLITE = "INSERT INTO webhook_bodies (event_id, body, headers) VALUES (:id, :body, :headers)"
+_LITE_REARMED = _REARMED.format(new=":deliveries")
+AGAIN_SQLITE = f"""
+UPDATE webhook_events AS e SET
+  deliveries = e.deliveries + :deliveries,
+  last_delivery_at = :now,
+  secret = CASE WHEN e.secret IS NULL THEN :secret
+                WHEN :secret IS NULL OR instr(e.secret, :secret) > 0 OR length(e.secret) > 200
+                THEN e.secret ELSE e.secret || ',' || :secret END,
+  attempts = CASE WHEN {_LITE_REARMED} THEN max(e.attempts - 1, 0) ELSE e.attempts END,
+  due_at = CASE WHEN {_LITE_REARMED} THEN :now ELSE e.due_at END,
+  finished_at = CASE WHEN {_LITE_REARMED} THEN NULL ELSE e.finished_at END,
+  state = CASE WHEN {_LITE_REARMED} THEN 'pending' ELSE e.state END
+WHERE endpoint = :endpoint AND dedup_key = :dedup_key RETURNING id
+"""
+
+_CLAIMED = """e.id, e.endpoint, e.dedup_key, e.origin, e.type, e.object_kind, e.object_id, e.object_path, e.account,
+ e.livemode, e.gone, e.version, e.occurred_at, e.received_at, e.deliveries, e.digest, e.correlation, e.attempts"""
+
+_FREE = """NOT EXISTS (SELECT 1 FROM webhook_holds h WHERE h.endpoint = e.endpoint AND h.account IN ('', e.account)
+  AND (h.until IS NULL OR h.until > {now}))"""
+
+# {state} and {only} narrow what is taken: see Inbox.claim. The two tests of the state are for the planner: the first
+# is the partial index's own condition.
+_DUE = """
+  SELECT e.id, e.endpoint, e.account, e.object_kind, e.object_id FROM webhook_events e
+  WHERE e.state IN ('pending', 'applying') AND e.state = {state} AND e.due_at <= {now} AND e.endpoint IN {endpoints}
+    {only} AND """ + _FREE + """
+  ORDER BY e.due_at, e.id LIMIT :limit
+"""
+
+# `FOR UPDATE SKIP LOCKED`: workers do not wait for each other. The claim number is drawn before anything is fetched,
+# from a sequence, so that no clock has a say in what is newer.
+CLAIM_POSTGRESQL = """
+WITH due AS MATERIALIZED (""" + _DUE + """ FOR UPDATE OF e SKIP LOCKED
+), claim AS (
+  INSERT INTO webhook_claims (worker, claimed_at) SELECT :worker, clock_timestamp() WHERE EXISTS (SELECT 1 FROM due)
+  RETURNING claim_no, claimed_at
+), about AS (
+  SELECT DISTINCT endpoint, account, object_kind, object_id FROM due WHERE object_id IS NOT NULL
+), mates AS (
+  SELECT m.id FROM about a JOIN webhook_events m
+    ON m.endpoint = a.endpoint AND m.object_kind = a.object_kind AND m.object_id = a.object_id AND m.account = a.account
+  WHERE m.state = {state} AND m.due_at <= {now} LIMIT :mates FOR UPDATE OF m SKIP LOCKED
+), taken AS (SELECT id FROM due UNION SELECT id FROM mates)
+UPDATE webhook_events e SET state = 'applying', claim_no = claim.claim_no, claimed_at = claim.claimed_at,
+  due_at = clock_timestamp() + :lease, attempts = e.attempts + 1
+FROM taken, claim WHERE e.id = taken.id
+RETURNING """ + _CLAIMED + ", claim.claim_no, claim.claimed_at"
+
+CLAIM_SQLITE = """
+WITH due AS MATERIALIZED (""" + _DUE + """), about AS (
+  SELECT DISTINCT endpoint, account, object_kind, object_id FROM due WHERE object_id IS NOT NULL
+), mates AS (
+  SELECT m.id FROM about a JOIN webhook_events m
+    ON m.endpoint = a.endpoint AND m.object_kind = a.object_kind AND m.object_id = a.object_id AND m.account = a.account
+  WHERE m.state = {state} AND m.due_at <= {now} LIMIT :mates
+)
+UPDATE webhook_events AS e SET state = 'applying', claim_no = :claim_no, claimed_at = {now}, due_at = :lease_ends,
+  attempts = attempts + 1
+WHERE id IN (SELECT id FROM due UNION SELECT id FROM mates)
+RETURNING """ + _CLAIMED.replace("e.", "") + ", claim_no, claimed_at"

@@ -1,0 +1,131 @@
+"""Task names and the doorbell. A broker that is down is no error: the sweep finds what was not rung for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from kombu import Queue
+
+__all__ = ["APPLY", "CHECK", "PURGE", "QUEUE", "RECONCILE", "RECOVER", "SLOW_QUEUE", "SWEEP", "Bell", "broker_settings"]
+
+APPLY = "webhooks.apply"
+SWEEP = "webhooks.sweep"
+RECOVER = "webhooks.recover"
+CHECK = "webhooks.check"
+RECONCILE = "webhooks.reconcile"
+PURGE = "webhooks.purge"
+
+QUEUE = "webhooks"
+"""Doorbells and sweeps: short, and wanted at once."""
+SLOW_QUEUE = "webhooks-slow"
+"""Recover, reconcile, check, purge: long, and never in the way of a doorbell."""
+
+QUIET = timedelta(milliseconds=50)
+"""A process rings at most so often; a worker that was rung for applies whatever came meanwhile."""
+
+BROKEN = timedelta(seconds=5)
+"""A broker that refused is left alone for so long: the door must not wait for it with every request."""
+
+log = logging.getLogger(__name__)
+
+
+def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
+    """Celery settings for a broker URL; without one, for a broker of files in that folder, which needs no server."""
+    settings: dict[str, Any] = {
+        "task_ignore_result": True,
+        "task_default_queue": QUEUE,
+        "task_queues": [Queue(QUEUE), Queue(SLOW_QUEUE)],
+        "broker_connection_retry_on_startup": True,
+        "worker_prefetch_multiplier": 1,
+        "broker_transport_options": {},
+    }
+    if url and not url.startswith("filesystem:"):
+        if url.startswith(("redis", "rediss")):
+            # The default waits for ever for a server that does not answer.
+            settings["broker_transport_options"] = {"socket_timeout": 2, "socket_connect_timeout": 1, "max_retries": 1}
+        return settings | {"broker_url": url}
+    messages = folder / "broker"
+    messages.mkdir(parents=True, exist_ok=True)
+    control = folder / "broker-control"
+    control.mkdir(parents=True, exist_ok=True)
+    settings["broker_transport_options"] = {
+        "data_folder_in": str(messages),
+        "data_folder_out": str(messages),
+        "control_folder": str(control),
+        "polling_interval": 0.2,
+    }
+    return settings | {
+        "broker_url": "filesystem://",
+        # Answers and events of workers would be files that nobody reads.
+        "worker_enable_remote_control": False,
+        "worker_send_task_events": False,
+    }
+
+
+class Bell:
+    """Wakes the workers: at most one message per process and QUIET, however many events come."""
+
+    def __init__(self, celery: Callable[[], Celery | None]) -> None:
+        self._celery = celery
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+        self.rung = 0
+        """Messages that this process has published."""
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._pending = False
+        self._last = 0.0
+        self._broken_until = 0.0
+
+    def ring(self) -> None:
+        """See to it that a worker looks into the inbox soon. Never raises, never waits for a broker."""
+        with self._lock:
+            if self._pending:
+                return
+            wait = self._last + QUIET.total_seconds() - time.monotonic()
+            self._pending = True
+        # The first event after a pause is rung for at once, the rest of a burst when the pause is over.
+        timer = threading.Timer(max(wait, 0.0), self._publish)
+        timer.daemon = True
+        timer.start()
+
+    def ring_in(self, delay: timedelta) -> None:
+        """Ring once more after that time, for events that were postponed."""
+        self._send(countdown=delay.total_seconds())
+
+    def _publish(self) -> None:
+        with self._lock:
+            self._pending = False
+            self._last = time.monotonic()
+        self._send()
+
+    def _send(self, **options: Any) -> None:
+        celery = self._celery()
+        if celery is None or time.monotonic() < self._broken_until:
+            return
+        if not options and _already_rung(celery.conf):
+            return
+        try:
+            celery.send_task(APPLY, queue=QUEUE, ignore_result=True, retry=False, **options)
+            self.rung += 1
+        except Exception as error:  # noqa: BLE001 - whatever a broker raises, the event is safe in the inbox
+            self._broken_until = time.monotonic() + BROKEN.total_seconds()
+            log.warning("the doorbell is out of order (%s); the sweep finds the events", type(error).__name__)
+
+
+def _already_rung(conf: Mapping[str, Any]) -> bool:
+    """With a broker of files, whether a bell lies there unheard: without a worker they must not pile up."""
+    if not str(conf.get("broker_url") or "").startswith("filesystem"):
+        return False
+    folder = Path((conf.get("broker_transport_options") or {}).get("data_folder_out", ""))
+    with os.scandir(folder) as entries:
+        return any(f".{QUEUE}.msg" in entry.name for entry in entries)

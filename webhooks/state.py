@@ -1,0 +1,55 @@
+"""What the extension makes for one app, for those above the layers that know no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .api import Apis
+from .apply import Applier
+from .endpoints import Endpoints
+from .handlers import Handlers
+from .inbox import Inbox
+from .models import Tables
+from .queue import Bell
+from .reconcile import Reconciler
+from .watch import Watch
+
+__all__ = ["EXTENSION", "State"]
+
+EXTENSION = "webhooks"
+"""The key in `app.extensions`."""
+
+
+@dataclass
+class State:
+    """All parts of one app's inbox, joined."""
+
+    app: Any
+    """The Flask app; nothing below this knows what that is."""
+    db: Any
+    endpoints: Endpoints
+    handlers: Handlers
+    inbox: Inbox
+    apis: Apis
+    bell: Bell
+    applier: Applier
+    _checked: bool = field(default=False, repr=False)
+
+    @property
+    def tables(self) -> Tables:
+        return self.inbox.tables
+
+    @property
+    def reconciler(self) -> Reconciler:
+        return Reconciler(self.inbox, self.endpoints, self.apis, self.bell, self.applier)
+
+    @property
+    def watch(self) -> Watch:
+        return Watch(self.inbox, self.endpoints, self.apis)
+
+    def check(self) -> None:
+        """Once, when everything is imported: every handler is for something that is configured. Raises ConfigError."""
+        if not self._checked:
+            self.handlers.check(self.endpoints)
+            self._checked = True
