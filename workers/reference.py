@@ -28,7 +28,9 @@ def create_app(config: dict[str, Any] | None = None, *, migrations: Path | str =
     app.config.from_mapping(config or {})
     Path(app.instance_path).mkdir(parents=True, exist_ok=True)
     if "SQLALCHEMY_DATABASE_URI" not in app.config:
-        app.config["SQLALCHEMY_DATABASE_URI"] = _database_url(os.environ.get("DATABASE_URL") or "sqlite:///webhooks.db")
+        app.config["SQLALCHEMY_DATABASE_URI"] = _database_url(
+            os.environ.get("DATABASE_URL") or "sqlite:///webhooks.db"
+        )
     if os.environ.get("REDIS_URL") and "broker_url" not in app.config["CELERY"]:
         app.config["CELERY"] = {**app.config["CELERY"], "broker_url": os.environ["REDIS_URL"]}
     hops = int(app.config["PROXY_HOPS"])

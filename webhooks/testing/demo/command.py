@@ -44,7 +44,9 @@ ROWS = (
 
 
 @click.command()
-@click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(min=1), help="How long things change.")
+@click.option(
+    "--seconds", default=20.0, show_default=True, type=click.FloatRange(min=1), help="How long things change."
+)
 @click.option("--provider", "names", multiple=True, help="A provider to simulate (again for another one).")
 @click.option("--seed", default=1, show_default=True, help="The same seed makes the same story.")
 @click.option("--live", is_flag=True, help="Show a live table even where the output is no terminal.")
@@ -62,7 +64,9 @@ def demo(*, seconds: float, names: tuple[str, ...], seed: int, live: bool, as_js
         if not keep:
             stack.callback(_remove, folder)
         try:
-            figures, differences = _run(stack, folder, names or SIMULATED, seconds, seed, None if as_json else console)
+            figures, differences = _run(
+                stack, folder, names or SIMULATED, seconds, seed, None if as_json else console
+            )
         except DeploymentFailed as failure:
             raise click.ClickException(str(failure)) from None
         except KeyboardInterrupt:
@@ -127,7 +131,11 @@ class _Screen:
 
     def __init__(self, console: Console | None, story: Story) -> None:
         self._story = story
-        self._live = Live(console=console, refresh_per_second=4) if console is not None and console.is_terminal else None
+        self._live = (
+            Live(console=console, refresh_per_second=4)
+            if console is not None and console.is_terminal
+            else None
+        )
 
     def __enter__(self) -> _Screen:
         if self._live is not None:
@@ -172,5 +180,3 @@ def _remove(folder: Path) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
     folder.rmdir()
-
-

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -44,12 +45,21 @@ class Deployment:
     """Web, worker and beat over one database and one broker; without URLs on SQLite and a broker of files."""
 
     def __init__(
-        self, folder: Path, endpoints: dict[str, Any], *, database: str | None = None, broker: str | None = None
+        self,
+        folder: Path,
+        endpoints: dict[str, Any],
+        *,
+        database: str | None = None,
+        broker: str | None = None,
     ) -> None:
         self.folder = folder
         self.port = _free_port()
         self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("FLASK_", "CELERY_")) and k not in _URLS},
+            **{
+                k: v
+                for k, v in os.environ.items()
+                if not k.startswith(("FLASK_", "CELERY_")) and k not in _URLS
+            },
             "FLASK_WEBHOOKS": json.dumps(endpoints),
             "FLASK_INSTANCE_PATH": str(folder),
             "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -63,7 +73,9 @@ class Deployment:
         (self.folder / "wsgi.py").write_text(WSGI)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
@@ -123,10 +135,8 @@ class Deployment:
                 process.terminate()
         ends = time.monotonic() + STOP
         for process in running:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, ends - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
             _signal_all(process, signal.SIGKILL)  # what a worker left behind
             process.wait()
 
@@ -134,7 +144,15 @@ class Deployment:
         python = sys.executable
         if name == "web":
             if importlib.util.find_spec("granian") is not None:
-                serve = ["--interface", "wsgi", "--host", "127.0.0.1", "--port", str(self.port), "--no-access-log"]
+                serve = [
+                    "--interface",
+                    "wsgi",
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(self.port),
+                    "--no-access-log",
+                ]
                 return [python, "-m", "granian", *serve, "--blocking-threads", "8", "wsgi:app"]
             return [python, "-m", "flask", "--app", "wsgi", "run", "--port", str(self.port), "--with-threads"]
         celery = [python, "-m", "celery", "--quiet", "-A", "wsgi:celery"]
@@ -147,10 +165,9 @@ _URLS = {"DATABASE_URL", "REDIS_URL"}
 
 
 def _signal_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    try:
-        os.killpg(process.pid, number)  # it leads a session of its own, so this reaches its children and nobody else
-    except ProcessLookupError:
-        pass
+    # It leads a session of its own, so this reaches its children and nobody else.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _free_port() -> int:

@@ -65,8 +65,12 @@ class Story:
     def begin(self) -> None:
         """Start changing objects and delivering events."""
         for name, simulator in self.simulators.items():
-            can_heal = simulator.provider.list_events is not None or simulator.provider.list_changed is not None
-            simulator.delivery = FAULTS if can_heal else DeliveryFaults(duplicates=0.25, reordered=0.3, unanswered=0.05)
+            can_heal = (
+                simulator.provider.list_events is not None or simulator.provider.list_changed is not None
+            )
+            simulator.delivery = (
+                FAULTS if can_heal else DeliveryFaults(duplicates=0.25, reordered=0.3, unanswered=0.05)
+            )
             for work in (self._change, self._deliver):
                 thread = threading.Thread(target=work, args=(name, simulator), daemon=True)
                 thread.start()
@@ -82,14 +86,16 @@ class Story:
         if len(keys) < 3 or chance.random() < 0.15:
             keys.append(simulator.create(chance.choice(simulator.service.kinds), title=chance.choice(WORDS)))
             return
-        key = chance.choice(keys[-8:])  # what is new changes most, and several events of one object come together
+        key = chance.choice(
+            keys[-8:]
+        )  # what is new changes most, and several events of one object come together
         if chance.random() < 0.05 and simulator.service.deletable(key[1]):
             keys.remove(key)
             simulator.delete(key)
         else:
             simulator.update(key, title=f"{chance.choice(WORDS)} {chance.randrange(1000)}")
 
-    def _deliver(self, name: str, simulator: Simulator) -> None:
+    def _deliver(self, _name: str, simulator: Simulator) -> None:
         while not self._stop.wait(0.8):
             simulator.deliver()
 
@@ -131,7 +137,9 @@ class Story:
     def _open(self) -> int:
         events = self.state.tables.events
         with self.state.inbox.engine.connect() as connection:
-            query = select(func.count()).select_from(events).where(events.c.state.in_(["pending", "applying"]))
+            query = (
+                select(func.count()).select_from(events).where(events.c.state.in_(["pending", "applying"]))
+            )
             return int(connection.scalar(query) or 0)
 
     def figures(self) -> Figures:
@@ -158,12 +166,14 @@ class Story:
         events = self.state.tables.events
         with self.state.inbox.engine.connect() as connection:
             rows: Any = connection.execute(select(events.c.state, func.count()).group_by(events.c.state))
-            return {state: number for state, number in rows}
+            return dict(rows.all())
 
     def _fetches(self) -> int:
         """Fetches that carried the applied events: one per object and claim."""
         c = self.state.tables.events.c
-        carried = select(c.claim_no, c.endpoint, c.object_kind, c.object_id).where(c.state == "applied").distinct()
+        carried = (
+            select(c.claim_no, c.endpoint, c.object_kind, c.object_id).where(c.state == "applied").distinct()
+        )
         with self.state.inbox.engine.connect() as connection:
             return int(connection.scalar(select(func.count()).select_from(carried.subquery())) or 0)
 
