@@ -78,7 +78,7 @@ def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
         "polling_interval": 0.2,
     }
     return settings | {
-        "broker_url": "filesystem://",
+        "broker_url": "filesystem://localhost/",
         # Answers and events of workers would be files that nobody reads.
         "worker_enable_remote_control": False,
         "worker_send_task_events": False,
@@ -127,9 +127,9 @@ class Bell:
         celery = self._celery()
         if celery is None or time.monotonic() < self._broken_until:
             return
-        if not options and _already_rung(celery.conf):
-            return
         try:
+            if not options and _already_rung(celery.conf):
+                return
             celery.send_task(APPLY, queue=QUEUE, ignore_result=True, retry=False, **options)
             self.rung += 1
         except Exception as error:  # noqa: BLE001 - whatever a broker raises, the event is safe in the inbox
