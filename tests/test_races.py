@@ -273,5 +273,3 @@ def test_the_real_statements_do_what_the_model_says_in_schedules_of_three_change
                 assert play(shop, stripe, schedule, number) == 3, schedule
                 with shop.state.inbox.transaction() as connection:
                     connection.execute(shop.state.tables.events.delete())
-
-

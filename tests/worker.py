@@ -26,7 +26,8 @@ def main(url: str, endpoints: str, folder: str, step: str = "") -> None:
     shop.state.applier.at = at
     if step == "committing":
         shop.before_commit = lambda: at("committing")
-    print("ready", flush=True)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     sys.stdin.readline()
     ends = time.monotonic() + 60
     while time.monotonic() < ends:
