@@ -1,6 +1,6 @@
 """Real servers for tests, as child processes on loopback: PostgreSQL and Valkey, which come as wheels.
 
-They are ended by their process id: at the end of the session, at exit, and by a small watcher when the test run itself is killed.
+They are ended by their process id: when the tests are done, at exit, and by a small watcher when the test run itself is killed.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class _Server:
     def _launch(self) -> None:
         self._forget()
         with (self.directory / "log").open("ab") as log:
-            # A session of its own: Ctrl-C must reach the test run alone, which then ends the server.
+            # A process group of its own: Ctrl-C must reach the test run alone, which then ends the server.
             self._process = subprocess.Popen(
                 self._command(),
                 stdin=subprocess.DEVNULL,

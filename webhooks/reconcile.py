@@ -179,7 +179,7 @@ class Reconciler:
         ref, objects = change.object, self.inbox.tables.objects
         with self.inbox.engine.connect() as connection:
             stored = connection.execute(
-                select(objects.c.digest, objects.c.version, objects.c.claim_no, objects.c.data, objects.c.deleted_at).where(
+                select(objects.c.digest, objects.c.version, objects.c.claim_no, objects.c.data, objects.c.deleted_at, objects.c.as_of).where(
                     objects.c.endpoint == endpoint.name,
                     objects.c.account == change.account,
                     objects.c.kind == ref.kind,
@@ -308,14 +308,19 @@ class Reconciler:
             )
 
 
+RACY = timedelta(seconds=2)
+"""A version with a one-second clock, fetched within that second, may stand for two states."""
+
+
 def _same(endpoint: Endpoint, change: Change, stored: Any) -> bool:
-    if change.data is not None:
-        if endpoint.provider.version is not None:
-            version = write_version(endpoint.provider.version(change.object, change.data))
-            if version is not None and stored.version is not None:
-                return bool(version == stored.version)
-        return bool(jsontext.digest(change.data) == stored.digest)
-    return change.changed_at is not None and write_version(change.changed_at) == stored.version
+    """Whether our copy is what the list shows, as far as that can be told without fetching it."""
+    listed: Any = change.changed_at
+    if change.data is not None and endpoint.provider.version is not None:
+        listed = endpoint.provider.version(change.object, change.data)
+    if listed is not None and stored.version is not None and write_version(listed) == stored.version:
+        as_of = stored.as_of if stored.as_of.tzinfo else stored.as_of.replace(tzinfo=UTC)
+        return not isinstance(listed, datetime) or as_of - listed > RACY
+    return change.data is not None and jsontext.digest(change.data) == stored.digest
 
 
 def differences(ours: Json, theirs: Json, path: str = "") -> list[tuple[str, Json, Json]]:
