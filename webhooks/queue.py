@@ -109,7 +109,7 @@ class Bell:
             return "there is no Celery app to ring"
         try:
             with celery.connection_for_write(connect_timeout=BROKEN.total_seconds()) as connection:
-                connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKEN.total_seconds())
+                connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKEN.seconds)
         except Exception as error:  # noqa: BLE001 - whatever a broker raises; never its text, which may hold the URL
             return f"the broker cannot be reached ({type(error).__name__})"
         return None
