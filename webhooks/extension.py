@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session
 from . import endpoints as _endpoints
 from .api import Apis
 from .apply import Applier, refuse_commit
-from .endpoints import Endpoints
 from .errors import ConfigError
 from .handlers import Handler, Handlers, Late, Schemas, named, texts
 from .inbox import LEASE, Inbox
@@ -55,7 +54,9 @@ class Webhooks:
         """
         db = app.extensions.get("sqlalchemy")
         if not isinstance(db, SQLAlchemy):
-            raise ConfigError("call db.init_app(app) before webhooks.init_app(app): the inbox lives in your database")
+            raise ConfigError(
+                "call db.init_app(app) before webhooks.init_app(app): the inbox lives in your database"
+            )
         config = _merged(app.config.get("WEBHOOKS", {}), _from_environment(app))
         app.config["WEBHOOKS"] = config
         found = _endpoints.read(config)
@@ -91,7 +92,15 @@ class Webhooks:
         def register(function: F) -> F:
             own, where = named(function, name)
             self.handlers.add(
-                Handler(function=function, name=own, verb="sync", source=source, kinds=kinds, schema=schema, where=where)
+                Handler(
+                    function=function,
+                    name=own,
+                    verb="sync",
+                    source=source,
+                    kinds=kinds,
+                    schema=schema,
+                    where=where,
+                )
             )
             return function
 
@@ -183,7 +192,7 @@ def _from_environment(app: Flask) -> dict[str, Any]:
 def _merged(below: Any, above: dict[str, Any]) -> Any:
     """The environment's values over the app's, at every depth."""
     if not isinstance(below, dict):
-        return below if not above else above
+        return above or below
     merged = dict(below)
     for key, value in above.items():
         merged[key] = _merged(merged[key], value) if isinstance(value, dict) and key in merged else value
@@ -230,5 +239,3 @@ def _scope_of(app: Flask, db: SQLAlchemy) -> Callable[[], Any]:
             yield db.session()
 
     return scope
-
-

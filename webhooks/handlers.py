@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from marshmallow import INCLUDE, Schema, ValidationError
 
-from .endpoints import Endpoint, Endpoints
+from .endpoints import Endpoint, Endpoints, messages_of
 from .errors import ConfigError, GiveUp
 from .jsontext import Json
 from .provider import Provider, as_text, dig
@@ -57,10 +57,16 @@ class Handler:
     def key(self, thing: Json, data: Json) -> str:
         """The business key of a flow, from the fetched object. Raises GiveUp if the object has none."""
         wanted = self.once_per or "id"
-        found = wanted(thing) if callable(wanted) else dig(thing if thing is not None else data, *wanted.split("."))
+        found = (
+            wanted(thing)
+            if callable(wanted)
+            else dig(thing if thing is not None else data, *wanted.split("."))
+        )
         key = as_text(found)
         if not key:
-            raise GiveUp(f"{self.name}: once_per={wanted!r} finds no key in the object, so the flow cannot be decided once")
+            raise GiveUp(
+                f"{self.name}: once_per={wanted!r} finds no key in the object, so the flow cannot be decided once"
+            )
         return key[:255]
 
     def checked(self, thing: Json) -> Json:
@@ -71,12 +77,14 @@ class Handler:
         try:
             return schema.load(thing, unknown=INCLUDE)
         except ValidationError as error:
-            raise GiveUp(f"{self.name}: the object does not fit {type(schema).__name__}: {_errors(error)}") from None
+            raise GiveUp(
+                f"{self.name}: the object does not fit {type(schema).__name__}: {_errors(error)}"
+            ) from None
 
 
 def _errors(error: ValidationError) -> str:
     # Field names and marshmallow's own sentences; never the values.
-    return "; ".join(f"{name}: {reason}" for name, reason in sorted(error.normalized_messages().items()))
+    return "; ".join(f"{name}: {reason}" for name, reason in sorted(messages_of(error).items()))
 
 
 class Handlers:
@@ -92,7 +100,9 @@ class Handlers:
         """Register; ConfigError if the name is taken or the flow has another trigger, naming both places."""
         for other in self._handlers:
             if other.name == handler.name and other.verb == handler.verb and other.where != handler.where:
-                raise ConfigError(f"two handlers are called {handler.name!r}: {other.where} and {handler.where}; give one a name=")
+                raise ConfigError(
+                    f"two handlers are called {handler.name!r}: {other.where} and {handler.where}; give one a name="
+                )
             if handler.flow is not None and other.flow == handler.flow:
                 raise ConfigError(
                     f"the flow {handler.flow!r} has two triggers: {', '.join(other.types)} at {other.where} and "
@@ -120,7 +130,9 @@ class Handlers:
         if mistakes:
             raise ConfigError(mistakes)
         for handler in self._handlers:
-            for provider in {e.provider.name: e.provider for e in endpoints.values() if handler.is_for(e)}.values():
+            for provider in {
+                e.provider.name: e.provider for e in endpoints.values() if handler.is_for(e)
+            }.values():
                 _warn_of_trigger(handler, provider)
 
 
@@ -140,7 +152,9 @@ def _warn_of_trigger(handler: Handler, provider: Provider) -> None:
 def named(function: Callable[..., Any], name: str | None) -> tuple[str, str]:
     """A handler's name and where it is defined."""
     code = inspect.unwrap(function).__code__
-    return name or f"{function.__module__}.{function.__qualname__}"[-255:], f"{code.co_filename}:{code.co_firstlineno}"
+    return name or f"{function.__module__}.{function.__qualname__}"[
+        -255:
+    ], f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def texts(given: str | Iterable[str]) -> Sequence[str]:

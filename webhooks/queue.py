@@ -14,7 +14,18 @@ from typing import Any
 from celery import Celery
 from kombu import Queue
 
-__all__ = ["APPLY", "CHECK", "PURGE", "QUEUE", "RECONCILE", "RECOVER", "SLOW_QUEUE", "SWEEP", "Bell", "broker_settings"]
+__all__ = [
+    "APPLY",
+    "CHECK",
+    "PURGE",
+    "QUEUE",
+    "RECONCILE",
+    "RECOVER",
+    "SLOW_QUEUE",
+    "SWEEP",
+    "Bell",
+    "broker_settings",
+]
 
 APPLY = "webhooks.apply"
 SWEEP = "webhooks.sweep"
@@ -50,7 +61,11 @@ def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
     if url and not url.startswith("filesystem:"):
         if url.startswith(("redis", "rediss")):
             # The default waits for ever for a server that does not answer.
-            settings["broker_transport_options"] = {"socket_timeout": 2, "socket_connect_timeout": 1, "max_retries": 1}
+            settings["broker_transport_options"] = {
+                "socket_timeout": 2,
+                "socket_connect_timeout": 1,
+                "max_retries": 1,
+            }
         return settings | {"broker_url": url}
     messages = folder / "broker"
     messages.mkdir(parents=True, exist_ok=True)

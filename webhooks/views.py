@@ -17,7 +17,7 @@ from .apply import Applier
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
 from .inbox import Arrival, Inbox, arrival, unreadable
-from .provider import Reply, Request
+from .provider import Headers, Reply, Request
 from .queue import Bell
 from .signatures import fingerprint
 
@@ -109,7 +109,9 @@ def blueprint(receiver: Callable[[], Receiver]) -> Blueprint:
         if _endless(request):
             return Response("", 411, mimetype="text/plain")
         try:
-            delivery = Request(request.method, _url(request), list(request.headers.items()), _body(request, found))
+            delivery = Request(
+                request.method, _url(request), Headers(request.headers.items()), _body(request, found)
+            )
             reply = receiver().receive(found, delivery)
         except RequestError as refused:
             _log_refusal(found, refused)
@@ -123,7 +125,12 @@ def blueprint(receiver: Callable[[], Receiver]) -> Blueprint:
     for rule in ("/<endpoint>", "/<endpoint>/"):
         # No redirect from one to the other or away from a doubled slash: a provider would not follow it.
         made.add_url_rule(
-            rule, "receive", receive, methods=["POST", "GET", "HEAD"], provide_automatic_options=False, merge_slashes=False
+            rule,
+            "receive",
+            receive,
+            methods=["POST", "GET", "HEAD"],
+            provide_automatic_options=False,
+            merge_slashes=False,
         )
     return made
 
@@ -165,7 +172,9 @@ def _body(http: WerkzeugRequest, endpoint: Endpoint) -> bytes:
 
 def _endless(http: WerkzeugRequest) -> bool:
     """A chunked body that the server does not mark as ended would read as empty; better to say so."""
-    return "chunked" in http.headers.get("Transfer-Encoding", "") and not http.environ.get("wsgi.input_terminated")
+    return "chunked" in http.headers.get("Transfer-Encoding", "") and not http.environ.get(
+        "wsgi.input_terminated"
+    )
 
 
 def _url(http: WerkzeugRequest) -> str:
@@ -188,5 +197,3 @@ def _log_refusal(endpoint: Endpoint, refused: RequestError) -> None:
         hashlib.sha256(body).hexdigest(),
         (request.content_type or "")[:80],
     )
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -62,7 +62,10 @@ class Write:
             events = [event for event in events if event.id not in outcomes]
         if self.group.object is None:
             for event in events:
-                outcomes[event.id] = self._occasion(event, event.data, gone=False) or ("ignored", "no_handler")
+                outcomes[event.id] = self._occasion(event, event.data, gone=False) or (
+                    "ignored",
+                    "no_handler",
+                )
         elif self.fetched.asked:
             outcomes |= self._write_fetched(self.group.object, events)
         else:
@@ -72,7 +75,9 @@ class Write:
     # -- the object as fetched
 
     def _write_fetched(self, ref: ObjectRef, events: Sequence[Event]) -> dict[int, tuple[str, str]]:
-        stored = self._stored(ref) if self.fetched.gone or self.endpoint.provider.version is not None else None
+        stored = (
+            self._stored(ref) if self.fetched.gone or self.endpoint.provider.version is not None else None
+        )
         require_visible(self.group, self.fetched, self.as_of, known=stored is not None)
         if any(is_behind(self.endpoint, event, self.fetched, self.as_of) for event in events):
             raise NotVisibleYet("the API shows an older version than the event says")
@@ -139,7 +144,11 @@ class Write:
                 return True
             stored = self._stored(ref)  # another worker was first; now the row is there, and locked
         ranked = version is not None and stored.version is not None
-        if older(read_version(version), read_version(stored.version)) if ranked else as_of < _aware(stored.as_of):
+        if (
+            older(read_version(version), read_version(stored.version))
+            if ranked
+            else as_of < _aware(stored.as_of)
+        ):
             return False
         return self._freshen(ref, version, event.snapshot, gone=event.gone, as_of=as_of, guard="locked")
 
@@ -152,7 +161,10 @@ class Write:
     def _where(self, ref: ObjectRef) -> Any:
         c = self.inbox.tables.objects.c
         return and_(
-            c.endpoint == self.endpoint.name, c.account == self.group.account, c.kind == ref.kind, c.id == ref.id
+            c.endpoint == self.endpoint.name,
+            c.account == self.group.account,
+            c.kind == ref.kind,
+            c.id == ref.id,
         )
 
     def _stored(self, ref: ObjectRef) -> Any:
@@ -166,7 +178,14 @@ class Write:
         return self.session.execute(select(*columns).where(self._where(ref)).with_for_update()).one_or_none()
 
     def _freshen(
-        self, ref: ObjectRef, version: str | None, data: Json, *, gone: bool, as_of: datetime, guard: _Guard = "claim"
+        self,
+        ref: ObjectRef,
+        version: str | None,
+        data: Json,
+        *,
+        gone: bool,
+        as_of: datetime,
+        guard: _Guard = "claim",
     ) -> bool:
         """Write the object's row, unless the guard forbids it; return whether we did. Locks the row.
 
@@ -189,7 +208,11 @@ class Write:
             "checked_at": self.inbox.moment(),
         }
         statement = self._insert(objects).values(row)
-        replaced = {name: statement.excluded[name] for name in row if name not in {"endpoint", "account", "kind", "id"}}
+        replaced = {
+            name: statement.excluded[name]
+            for name in row
+            if name not in {"endpoint", "account", "kind", "id"}
+        }
         key = ["endpoint", "account", "kind", "id"]
         if guard == "absent":
             statement = statement.on_conflict_do_nothing(index_elements=key)
@@ -229,7 +252,12 @@ class Write:
         rows = [
             {"event_id": event.id, "handler": handler.entry, "processed_at": now} for event, handler in pairs
         ]
-        statement = self._insert(ledger).values(rows).on_conflict_do_nothing().returning(ledger.c.event_id, ledger.c.handler)
+        statement = (
+            self._insert(ledger)
+            .values(rows)
+            .on_conflict_do_nothing()
+            .returning(ledger.c.event_id, ledger.c.handler)
+        )
         return {(id_, name) for id_, name in self.session.execute(statement)}
 
     def _sync(self, ref: ObjectRef, events: Sequence[Event], thing: Json) -> None:
@@ -277,8 +305,8 @@ class Write:
         """Enter the outcomes; the fence: if one of the events is not ours any more, nothing of this counts."""
         self.session.flush()
         kinds: dict[tuple[str, str], list[int]] = {}
-        for id_, outcome in outcomes.items():
-            kinds.setdefault(outcome, []).append(id_)
+        for id_, decided in outcomes.items():
+            kinds.setdefault(decided, []).append(id_)
         for (state, outcome), ids in kinds.items():
             if self.inbox.close(self.session, self.claim_no, ids, state, outcome) != len(ids):
                 raise ClaimLost
@@ -294,7 +322,9 @@ def in_handler(session: Session) -> Iterator[None]:
     finally:
         session.info.pop("webhooks_handler", None)
     if session.get_transaction() is not before:
-        raise HandlerCommitted("a handler must not commit, roll back or close db.session: our ledger row is in its transaction")
+        raise HandlerCommitted(
+            "a handler must not commit, roll back or close db.session: our ledger row is in its transaction"
+        )
 
 
 def refuse_commit(session: Session) -> None:

@@ -188,7 +188,9 @@ def _row(arrival: Arrival, deliveries: int) -> dict[str, Any]:
 
 
 def _write_postgresql(cursor: Any, rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Recorded]:
-    cursor.execute(RECORD_POSTGRESQL, [[row[name] for row in rows] for name in ARRIVAL], prepare=True, binary=True)
+    cursor.execute(
+        RECORD_POSTGRESQL, [[row[name] for row in rows] for name in ARRIVAL], prepare=True, binary=True
+    )
     return {(endpoint, key): Recorded(id_, new) for id_, endpoint, key, new in cursor.fetchall()}
 
 
