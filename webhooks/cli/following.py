@@ -93,10 +93,12 @@ def _line(row: Row) -> Text:
 
 
 def _write_list(found: Iterator[Row]) -> None:
-    out, separator = stdout(), "[\n"
+    """A list with one entry a line, each line whole as soon as it is there."""
+    out, separator = stdout(), ""
+    out.write("[\n")
     for row in found:
-        out.write(separator + json.dumps(document(row)))
+        out.write(f"{separator}{json.dumps(document(row))}\n")
         out.flush()
-        separator = ",\n"
-    out.write("[]\n" if separator == "[\n" else "\n]\n")
+        separator = ","
+    out.write("]\n")
     out.flush()

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 __all__ = ["Stop"]
+
+NAP = 0.1
+"""Seconds. Not an Event: a handler that sets one, while its own thread is about to wait for it, waits for ever."""
 
 
 class Stop:
     """While it is entered, the first SIGTERM or SIGINT asks to end; the second one ends the program at once."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self.asked = False
         self._before: dict[signal.Signals, Any] = {}
-
-    @property
-    def asked(self) -> bool:
-        return self._asked.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Sleep for that long, or until asked to end; whether we are."""
-        return self._asked.wait(seconds)
+        ends = time.monotonic() + seconds
+        while not self.asked and (left := ends - time.monotonic()) > 0:
+            time.sleep(min(left, NAP))
+        return self.asked
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # elsewhere nobody may take signals
@@ -37,7 +40,7 @@ class Stop:
         self._restore()
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked.set()
+        self.asked = True
         self._restore()
 
     def _restore(self) -> None:
