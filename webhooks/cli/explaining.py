@@ -161,7 +161,7 @@ def _sentences(parts: Row, now: datetime) -> Iterator[str]:
     yield from _how_it_came(parts, now)
     yield from _claimed(parts, now)
     yield from _written(parts, now)
-    yield from _handled(parts, now)
+    yield from _by_handlers(parts, now)
     yield from _ended(parts, now)
 
 
@@ -249,7 +249,7 @@ def _written(parts: Row, now: datetime) -> Iterator[str]:
         yield f"The object is gone at the provider; the copy is marked deleted since {ago(copy['deleted_at'], now)}."
 
 
-def _handled(parts: Row, now: datetime) -> Iterator[str]:
+def _by_handlers(parts: Row, now: datetime) -> Iterator[str]:
     for entry in parts["ledger"]:
         if entry["at"] is not None:
             yield f"The handler {entry['handler']} has applied it, at {ago(entry['at'], now)}."
