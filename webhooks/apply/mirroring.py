@@ -55,11 +55,8 @@ def mirror(inbox: Inbox, claim: Claim, batch: Sequence[Mirrored]) -> list[Mirror
     this claim's any more are not touched.
     """
     with inbox.transaction() as connection:
-        left = [
-            one
-            for one in batch
-            if _needs_care(inbox, connection, claim, one, _versions(inbox, connection, batch))
-        ]
+        stored = _versions(inbox, connection, batch)
+        left = [one for one in batch if _needs_care(claim, one, stored)]
         ready = sorted((one for one in batch if one not in left), key=lambda one: one.key)
         if ready:
             asked = [one for one in ready if one.fetched.asked]
