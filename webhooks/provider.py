@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -401,7 +402,7 @@ def instant(value: Any) -> datetime | None:
                 return datetime.fromisoformat(f"{day}T{time}.{(fraction or '').ljust(6, '0')[:6]}{zone}").astimezone(UTC)
             except (ValueError, OverflowError):
                 return None
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or value in {math.inf, -math.inf}:
         return None
     try:
         while abs(value) >= _MILLISECONDS_FROM:
