@@ -15,6 +15,7 @@ from .errors import NotFetchable, Unreadable
 from .jsontext import Json
 
 __all__ = [
+    "Answers",
     "Api",
     "ApiSpec",
     "Change",
@@ -294,6 +295,25 @@ class Signature(Protocol):
         """Return the request with the headers that `verify` accepts at `now`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """How a provider takes answers that are decided while it waits."""
+
+    types: tuple[str, ...]
+    """The event types whose reply it reads."""
+    say: Callable[[Envelope, Any], Reply]
+    """The app's answer as the provider reads it; None: whatever changes nothing. Raises ValueError that says what is
+    wrong with an answer that the provider would not understand."""
+    refuse: Callable[[Envelope, str, int], Reply] | None = None
+    """The reply that says no, with a message for the user and an HTTP status where the reply has room for one; None:
+    the provider cannot be told no."""
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Event type → the fields that its answer must have: name → a type, several types, or such a mapping again."""
+    max_size: int | None = None
+    """Bytes of a reply; the provider refuses longer ones."""
+    source: str = ""
+
+
 @dataclass(frozen=True)
 class Sample:
     """What a made-up delivery should say; `Provider.sample` writes it as the provider would, unsigned."""
@@ -353,6 +373,10 @@ class Provider:
     endpoint_health: Callable[[Api], Health] | None = None
     authoritative: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     """Flow → (the event types that should decide it, the page that says so)."""
+    companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Flow → what else the provider sends for the same fact, and what should not decide it."""
+    answers: Answers | None = None
+    """How its events are answered within the request; None: it reads nothing but the HTTP status."""
     sample: Callable[[Sample], Request] | None = None
     """An unsigned delivery as this provider writes it: for tests, the simulator and `flask webhooks send`."""
     sample_types: tuple[str, ...] = ()

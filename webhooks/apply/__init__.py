@@ -24,9 +24,23 @@ from ..inbox.rows import stored_key
 from ..provider import Envelope, Request
 from ..queue import Bell
 from .fetching import CONCURRENCY, Fetched, fetch, fetch_all
-from .writing import ClaimLost, Refetch, Write, refuse_commit
+from .fresh import Copy, ensure_fresh
+from .running import Running, in_handler, now_running, refuse_commit, refuse_second_connection
+from .writing import ClaimLost, Refetch, Write
 
-__all__ = ["Applied", "Applier", "backoff", "refuse_commit", "summary"]
+__all__ = [
+    "Applied",
+    "Applier",
+    "Copy",
+    "Running",
+    "backoff",
+    "ensure_fresh",
+    "in_handler",
+    "now_running",
+    "refuse_commit",
+    "refuse_second_connection",
+    "summary",
+]
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +164,8 @@ class Applier:
                     refused.setdefault(("dead", "gave_up", "its worker died every time"), []).append(event.id)
                 elif endpoint.livemode is not None and event.livemode is not None and endpoint.livemode != event.livemode:
                     refused.setdefault(("ignored", "condition_not_met", "the other mode (live or test)"), []).append(event.id)
+                elif not self._wants(endpoint, event) and self.handlers.answerer(endpoint, event.type) is not None:
+                    refused.setdefault(("applied", "answered", None), []).append(event.id)
                 elif not self._wants(endpoint, event):
                     refused.setdefault(("ignored", "no_handler", None), []).append(event.id)
                 else:

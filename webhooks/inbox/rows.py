@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from .. import jsontext
 from ..jsontext import Json
-from ..models import KEY_LENGTH
+from ..models import KEY_LENGTH, stored_key
 from ..provider import Envelope, ObjectRef, Provider, Request, Version
 
 __all__ = ["Arrival", "Claim", "Event", "Group", "Origin", "Recorded", "arrival", "read_version", "stored_key", "unreadable", "write_version"]
 
-Origin = Literal["delivery", "recover", "reconcile", "replay"]
+Origin = Literal["delivery", "recover", "reconcile", "replay", "fresh"]
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,6 @@ class Claim:
 
 def _fit(text: str, length: int = KEY_LENGTH) -> str:
     return jsontext.clean(text)[:length]
-
-
-def stored_key(text: str) -> str:
-    """A key that is too long, or that no column could hold, is stored as its digest; never cut, never empty."""
-    if 0 < len(text) <= KEY_LENGTH and text.isprintable():
-        return text
-    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def arrival(
