@@ -12,7 +12,9 @@ metadata: MetaData = db.metadata
 
 def run_offline() -> None:
     """Write the SQL instead of running it (`flask db upgrade --sql`)."""
-    context.configure(url=db.engine.url.render_as_string(hide_password=False), target_metadata=metadata, literal_binds=True)
+    context.configure(
+        url=db.engine.url.render_as_string(hide_password=False), target_metadata=metadata, literal_binds=True
+    )
     with context.begin_transaction():
         context.run_migrations()
 
@@ -20,7 +22,11 @@ def run_offline() -> None:
 def run_online() -> None:
     """Run within one transaction where the database can; a revision that must not, leaves it by `autocommit_block`."""
     with db.engine.connect() as connection:
-        context.configure(connection=connection, target_metadata=metadata, render_as_batch=connection.dialect.name == "sqlite")
+        context.configure(
+            connection=connection,
+            target_metadata=metadata,
+            render_as_batch=connection.dialect.name == "sqlite",
+        )
         with context.begin_transaction():
             context.run_migrations()
 

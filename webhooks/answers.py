@@ -21,7 +21,6 @@ from .endpoints import Endpoint, Endpoints
 from .errors import GiveUp, InboxUnavailable, Refuse
 from .handlers import Handler, Handlers, checked
 from .inbox import Arrival, Event, Inbox, Recorded
-from .jsontext import Json
 from .provider import Answers, Envelope, Reply
 from .queue import Bell
 
@@ -89,7 +88,13 @@ class Desk:
         bell: Bell,
         scope: Callable[[], AbstractContextManager[Session]],
     ) -> None:
-        self.inbox, self.endpoints, self.handlers, self.bell, self.scope = inbox, endpoints, handlers, bell, scope
+        self.inbox, self.endpoints, self.handlers, self.bell, self.scope = (
+            inbox,
+            endpoints,
+            handlers,
+            bell,
+            scope,
+        )
         self._free = threading.BoundedSemaphore(AT_ONCE)
 
     def answerer(self, endpoint: Endpoint, envelopes: list[Envelope]) -> Handler | None:
@@ -108,7 +113,9 @@ class Desk:
         wait = _Wait(started + self._allowed(endpoint, handler).total_seconds())
         question = _Question(self.inbox, self.scope, endpoint, handler, envelope, arrival, wait)
         if not self._free.acquire(blocking=False):
-            log.error("%s: %d answers are in the making; this one is %s", endpoint.name, AT_ONCE, handler.on_error)
+            log.error(
+                "%s: %d answers are in the making; this one is %s", endpoint.name, AT_ONCE, handler.on_error
+            )
             return question.fallback()
 
         def work() -> None:
@@ -165,7 +172,9 @@ class _Question:
             except InboxUnavailable as error:
                 if self.handler.on_error == "refuse":
                     raise
-                log.error("%s: %s is answered but not recorded (%s)", self.endpoint.name, self.envelope.type, error)
+                log.error(
+                    "%s: %s is answered but not recorded (%s)", self.endpoint.name, self.envelope.type, error
+                )
             if recorded is not None and not recorded.new:
                 return self._first_answer(recorded.id)
             return self._decide(recorded)
@@ -217,7 +226,9 @@ class _Question:
     def _sized(self, reply: Reply) -> Reply:
         size, limit = len(reply.body.encode()), self.answers.max_size
         if limit is not None and size > limit:
-            raise GiveUp(f"{self.handler.name}: the answer has {size} bytes; {self.endpoint.provider.name} takes {limit}")
+            raise GiveUp(
+                f"{self.handler.name}: the answer has {size} bytes; {self.endpoint.provider.name} takes {limit}"
+            )
         return reply
 
     # -- stored answers
@@ -226,7 +237,9 @@ class _Question:
         """Within the session's transaction: this is the event's answer, and its ledger row. If it has one: that one."""
         bodies, ledger = self.inbox.tables.bodies, self.inbox.tables.processed_events
         mine = update(bodies).where(bodies.c.event_id == event_id, bodies.c.answer.is_(None))
-        if not session.execute(mine.values(answer=_written(reply, error)).returning(bodies.c.event_id)).first():
+        if not session.execute(
+            mine.values(answer=_written(reply, error)).returning(bodies.c.event_id)
+        ).first():
             found = session.execute(select(bodies.c.answer).where(bodies.c.event_id == event_id)).scalar()
             session.rollback()
             return _read(found) if found is not None else reply

@@ -98,7 +98,7 @@ def _not_blank(value: str) -> None:
         raise ValidationError("is blank; anybody could sign with it")
 
 
-class _Secrets(fields.List):
+class _Secrets(fields.List[Any]):
     """A list of secrets, or a single one."""
 
     def _deserialize(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,9 @@ def read(config: Mapping[str, Any]) -> Endpoints:
     for endpoint in found.values():
         for alias in endpoint.aliases:
             if alias in taken:
-                mistakes.append(f"WEBHOOKS[{endpoint.name!r}].aliases: {alias!r} is another endpoint's name or alias")
+                mistakes.append(
+                    f"WEBHOOKS[{endpoint.name!r}].aliases: {alias!r} is another endpoint's name or alias"
+                )
             taken.append(alias)
     if mistakes:
         raise ConfigError(mistakes)
@@ -168,21 +170,29 @@ def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint
         mistakes.append(f"{where}.provider: {error}")
         provider = None
     # A setting may stand beside the options or under `settings`.
-    flat = {key: given.pop(key) for key in list(given) if provider and key in provider.settings and key not in _OPTIONS}
+    flat = {
+        key: given.pop(key)
+        for key in list(given)
+        if provider and key in provider.settings and key not in _OPTIONS
+    }
     try:
         loaded = _EndpointSchema().load(given)
     except ValidationError as error:
-        mistakes.extend(f"{where}.{line}" for line in _lines(error.normalized_messages(), provider))
+        mistakes.extend(f"{where}.{line}" for line in _lines(messages_of(error), provider))
         loaded = error.valid_data if isinstance(error.valid_data, dict) else {}
-    settings = {**flat, **loaded.pop("settings", {})}
+    settings = {key: _setting(value) for key, value in {**flat, **loaded.pop("settings", {})}.items()}
+    secrets = tuple(
+        _trimmed(where, secret) for secret in loaded.pop("secrets", ()) if isinstance(secret, str)
+    )
+    tolerance = loaded.pop("tolerance", None)
     if provider is not None:
-        mistakes.extend(f"{where}.{line}" for line in _setting_mistakes(provider, settings, loaded.get("fetch", True)))
-        provider = _configured(provider, settings, loaded.pop("tolerance", None), where, mistakes)
-        secrets = tuple(_trimmed(where, secret) for secret in loaded.pop("secrets", ()) if isinstance(secret, str))
-        for position, secret in enumerate(secrets):
-            problem = provider.secret_problem(secret) if secret else None
-            if problem:
-                mistakes.append(f"{where}.secrets[{position}]: {problem}")
+        mistakes.extend(
+            f"{where}.{line}" for line in _setting_mistakes(provider, settings, loaded.get("fetch", True))
+        )
+        if tolerance is not None:
+            provider = _tolerant(provider, tolerance, where, mistakes)
+        problems = [(n, provider.secret_problem(secret)) for n, secret in enumerate(secrets) if secret]
+        mistakes.extend(f"{where}.secrets[{n}]: {problem}" for n, problem in problems if problem)
     if provider is None or len(mistakes) > before:
         return None
     loaded.pop("provider", None)
@@ -194,7 +204,14 @@ def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint
     return Endpoint(name=name, provider=provider, secrets=secrets, settings=settings, **loaded)
 
 
-def _setting_mistakes(provider: Provider, settings: Settings, fetch: bool) -> list[str]:
+def _setting(value: Any) -> Any:
+    """Numbers as text (an environment variable that holds digits is read as one), lists joined by commas."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _setting_mistakes(provider: Provider, settings: Mapping[str, Any], fetch: bool) -> list[str]:
     lines = [
         f"settings: {provider.name} has no setting {key!r}; it has {', '.join(provider.settings) or 'none'}"
         for key in settings
@@ -215,15 +232,11 @@ def _setting_mistakes(provider: Provider, settings: Settings, fetch: bool) -> li
     return lines
 
 
-def _configured(
-    provider: Provider, settings: Settings, tolerance: timedelta | None, where: str, mistakes: list[str]
-) -> Provider:
-    if tolerance is not None:
-        if hasattr(provider.signature, "tolerance"):
-            provider = replace(provider, signature=replace(provider.signature, tolerance=tolerance))  # type: ignore[type-var]
-        else:
-            mistakes.append(f"{where}.tolerance: {provider.name} signs no time, so there is nothing to tolerate")
-    return provider
+def _tolerant(provider: Provider, tolerance: timedelta, where: str, mistakes: list[str]) -> Provider:
+    if not hasattr(provider.signature, "tolerance"):
+        mistakes.append(f"{where}.tolerance: {provider.name} signs no time, so there is nothing to tolerate")
+        return provider
+    return replace(provider, signature=replace(provider.signature, tolerance=tolerance))  # type: ignore[type-var]
 
 
 def _trimmed(where: str, secret: str) -> str:
@@ -232,15 +245,24 @@ def _trimmed(where: str, secret: str) -> str:
     return secret.strip()
 
 
+def messages_of(error: ValidationError) -> dict[str, Any]:
+    """The error's messages by field."""
+    return dict(error.normalized_messages())  # type: ignore[no-untyped-call]
+
+
 def _lines(messages: Mapping[str, Any], provider: Provider | None) -> list[str]:
     lines = []
     for key, value in messages.items():
-        for line in _flat(value):
-            if line == "Unknown field.":
-                known = ", ".join(sorted(_OPTIONS | set(provider.settings if provider else ())))
-                line = f"is not known; there are {known}"
-            lines.append(f"{key}: {line}")
+        lines += [f"{key}: {_explained(line, provider)}" for line in _flat(value)]
     return lines
+
+
+def _explained(line: str, provider: Provider | None) -> str:
+    if line != "Unknown field.":
+        return line
+    return (
+        f"is not known; there are {', '.join(sorted(_OPTIONS | set(provider.settings if provider else ())))}"
+    )
 
 
 def _flat(value: Any) -> list[str]:

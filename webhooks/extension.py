@@ -22,7 +22,6 @@ from .apply import Applier, Copy, Running, ensure_fresh, refuse_commit, refuse_s
 from .effects import KEY_LIFETIME, LOOKUP_AFTER, MAX_ATTEMPTS, Effect, Effects, Outbox, idempotency_key
 from .effects import LEASE as CALL_LEASE
 from .effects.calling import Caller
-from .endpoints import Endpoints
 from .errors import ConfigError
 from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, texts
 from .inbox import LEASE, Inbox
@@ -60,7 +59,9 @@ class Webhooks:
         """
         db = app.extensions.get("sqlalchemy")
         if not isinstance(db, SQLAlchemy):
-            raise ConfigError("call db.init_app(app) before webhooks.init_app(app): the inbox lives in your database")
+            raise ConfigError(
+                "call db.init_app(app) before webhooks.init_app(app): the inbox lives in your database"
+            )
         config = _merged(app.config.get("WEBHOOKS", {}), _from_environment(app))
         app.config["WEBHOOKS"] = config
         found = _endpoints.read(config)
@@ -96,7 +97,15 @@ class Webhooks:
         def register(function: F) -> F:
             own, where = named(function, name)
             self.handlers.add(
-                Handler(function=function, name=own, verb="sync", source=source, kinds=kinds, schema=schema, where=where)
+                Handler(
+                    function=function,
+                    name=own,
+                    verb="sync",
+                    source=source,
+                    kinds=kinds,
+                    schema=schema,
+                    where=where,
+                )
             )
             return function
 
@@ -323,7 +332,7 @@ def _from_environment(app: Flask) -> dict[str, Any]:
 def _merged(below: Any, above: dict[str, Any]) -> Any:
     """The environment's values over the app's, at every depth."""
     if not isinstance(below, dict):
-        return below if not above else above
+        return above or below
     merged = dict(below)
     for key, value in above.items():
         merged[key] = _merged(merged[key], value) if isinstance(value, dict) and key in merged else value
@@ -371,5 +380,3 @@ def _scope_of(app: Flask, db: SQLAlchemy) -> Callable[[], Any]:
             yield db.session()
 
     return scope
-
-

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from marshmallow import INCLUDE, Schema, ValidationError
 
-from .endpoints import Endpoint, Endpoints
+from .endpoints import Endpoint, Endpoints, messages_of
 from .errors import ConfigError, GiveUp
 from .jsontext import Json
 from .models import stored_key
@@ -31,7 +31,7 @@ Schemas = type[Schema] | Schema | None
 class Handler:
     """One function of the app and what it is for."""
 
-    function: Callable[[Any, Any], Any] = field(repr=False)
+    function: Callable[..., Any] = field(repr=False)
     name: str
     """What its ledger rows are entered under; must not change while events are open."""
     verb: Literal["sync", "on", "answer"]
@@ -75,7 +75,9 @@ class Handler:
         wanted = self.once_per or "id"
         own = _key(wanted, subject)
         if not own:
-            raise GiveUp(f"{self.name}: once_per={wanted!r} finds no key in the object, so the flow cannot be decided once")
+            raise GiveUp(
+                f"{self.name}: once_per={wanted!r} finds no key in the object, so the flow cannot be decided once"
+            )
         replaced = [(flow, key) for flow, where in self.replaces.items() if (key := _key(where, subject))]
         return [*replaced, (self.flow, own)]
 
@@ -93,7 +95,7 @@ def checked(wanted: Schemas, thing: Json, what: str) -> Json:
         return schema.load(thing, unknown=INCLUDE)
     except ValidationError as error:
         # Field names and marshmallow's own sentences; never the values.
-        lines = "; ".join(_lines(error.normalized_messages()))
+        lines = "; ".join(_lines(messages_of(error)))
         raise GiveUp(f"{what} does not fit {type(schema).__name__}: {lines}") from None
 
 
@@ -125,7 +127,9 @@ class Handlers:
         """Register; ConfigError if the name is taken or the flow has another trigger, naming both places."""
         for other in self._handlers:
             if other.name == handler.name and other.verb == handler.verb and other.where != handler.where:
-                raise ConfigError(f"two handlers are called {handler.name!r}: {other.where} and {handler.where}; give one a name=")
+                raise ConfigError(
+                    f"two handlers are called {handler.name!r}: {other.where} and {handler.where}; give one a name="
+                )
             if _answer_the_same(handler, other):
                 raise ConfigError(
                     f"{handler.source} {', '.join(handler.types)} has two answers: {other.where} and {handler.where}"
@@ -168,7 +172,9 @@ class Handlers:
         if mistakes:
             raise ConfigError(mistakes)
         for handler in self._handlers:
-            for provider in {e.provider.name: e.provider for e in endpoints.values() if handler.is_for(e)}.values():
+            for provider in {
+                e.provider.name: e.provider for e in endpoints.values() if handler.is_for(e)
+            }.values():
                 _warn_of_trigger(handler, provider)
 
 
@@ -210,7 +216,9 @@ def _warn_of_trigger(handler: Handler, provider: Provider) -> None:
 def named(function: Callable[..., Any], name: str | None) -> tuple[str, str]:
     """A handler's name and where it is defined."""
     code = inspect.unwrap(function).__code__
-    return name or f"{function.__module__}.{function.__qualname__}"[-255:], f"{code.co_filename}:{code.co_firstlineno}"
+    return name or f"{function.__module__}.{function.__qualname__}"[
+        -255:
+    ], f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def texts(given: str | Iterable[str]) -> Sequence[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from math import isfinite
 from typing import Any, NoReturn
 
 import msgspec
@@ -45,13 +46,20 @@ def loads(body: bytes) -> Json:
 def _loads_leniently(body: bytes) -> Json:
     # The standard library reads one thing more: unpaired surrogates. They occur in user-written names.
     try:
-        return clean(json.loads(body.decode(), parse_constant=_refuse_constant))
+        return clean(json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite))
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"the body is not JSON ({type(error).__name__})") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError("a number out of range")
+    return value
 
 
 def _require_depth(body: bytes, value: Json) -> None:

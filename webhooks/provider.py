@@ -269,12 +269,16 @@ class Api(Protocol):
     def account(self) -> str: ...
     def get(self, path: str, **params: Any) -> Json:
         """The decoded answer; 404 and 410 raise ApiRefused."""
+
     def find(self, path: str, **params: Any) -> Json | None:
         """The decoded answer, or None when there is no such object (404, 410)."""
+
     def pages(self, path: str, **params: Any) -> Iterator[Json]:
         """The decoded answer and, as long as it names one in a `Link: rel="next"` header, its next page."""
+
     def post(self, path: str, json: Json = None, **params: Any) -> Json:
         """Send JSON, return the decoded answer."""
+
     def graphql(self, path: str, query: str, **variables: Any) -> Json:
         """The `data` of a GraphQL answer; throttling raises RateLimited, errors ApiRefused."""
 
@@ -291,6 +295,7 @@ class Signature(Protocol):
     def signs_id(self) -> bool: ...
     def verify(self, request: Request, secrets: Sequence[str], now: datetime | float) -> str:
         """Return the one of `secrets` that signed the request; raise SignatureError and nothing else."""
+
     def sign(self, request: Request, secret: str, now: datetime | float) -> Request:
         """Return the request with the headers that `verify` accepts at `now`."""
 
@@ -389,7 +394,8 @@ class Provider:
 
 
 _ISO = re.compile(
-    r"(\d{4}-\d{2}-\d{2})[T ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?\s*(Z|[+-]\d{2}:?\d{2}|UTC)?", re.ASCII | re.IGNORECASE
+    r"(\d{4}-\d{2}-\d{2})[T ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?\s*(Z|[+-]\d{2}:?\d{2}|UTC)?",
+    re.ASCII | re.IGNORECASE,
 )
 _MILLISECONDS_FROM = 100_000_000_000
 """A number of seconds beyond this is the year 5138, so it is milliseconds (and microseconds a thousand times later)."""
@@ -416,7 +422,9 @@ def instant(value: Any) -> datetime | None:
             day, time, fraction, zone = match.groups()
             zone = "+00:00" if zone is None or zone.upper() in {"Z", "UTC"} else zone
             try:
-                return datetime.fromisoformat(f"{day}T{time}.{(fraction or '').ljust(6, '0')[:6]}{zone}").astimezone(UTC)
+                return datetime.fromisoformat(
+                    f"{day}T{time}.{(fraction or '').ljust(6, '0')[:6]}{zone}"
+                ).astimezone(UTC)
             except (ValueError, OverflowError):
                 return None
     if not isinstance(value, int | float):

@@ -14,7 +14,20 @@ from typing import Any
 from celery import Celery
 from kombu import Queue
 
-__all__ = ["APPLY", "CHECK", "EFFECTS", "EFFECTS_QUEUE", "PURGE", "QUEUE", "RECONCILE", "RECOVER", "SLOW_QUEUE", "SWEEP", "Bell", "broker_settings"]
+__all__ = [
+    "APPLY",
+    "CHECK",
+    "EFFECTS",
+    "EFFECTS_QUEUE",
+    "PURGE",
+    "QUEUE",
+    "RECONCILE",
+    "RECOVER",
+    "SLOW_QUEUE",
+    "SWEEP",
+    "Bell",
+    "broker_settings",
+]
 
 APPLY = "webhooks.apply"
 EFFECTS = "webhooks.effects"
@@ -53,7 +66,11 @@ def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
     if url and not url.startswith("filesystem:"):
         if url.startswith(("redis", "rediss")):
             # The default waits for ever for a server that does not answer.
-            settings["broker_transport_options"] = {"socket_timeout": 2, "socket_connect_timeout": 1, "max_retries": 1}
+            settings["broker_transport_options"] = {
+                "socket_timeout": 2,
+                "socket_connect_timeout": 1,
+                "max_retries": 1,
+            }
         return settings | {"broker_url": url}
     messages = folder / "broker"
     messages.mkdir(parents=True, exist_ok=True)
@@ -66,7 +83,7 @@ def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
         "polling_interval": 0.2,
     }
     return settings | {
-        "broker_url": "filesystem://",
+        "broker_url": "filesystem://localhost/",
         # Answers and events of workers would be files that nobody reads.
         "worker_enable_remote_control": False,
         "worker_send_task_events": False,
@@ -115,9 +132,9 @@ class Bell:
         celery = self._celery()
         if celery is None or time.monotonic() < self._broken_until:
             return
-        if not options and _already_rung(celery.conf, self._queue):
-            return
         try:
+            if not options and _already_rung(celery.conf, self._queue):
+                return
             celery.send_task(self._task, queue=self._queue, ignore_result=True, retry=False, **options)
             self.rung += 1
         except Exception as error:  # noqa: BLE001 - whatever a broker raises, the event is safe in the inbox

@@ -18,7 +18,7 @@ from .api import Apis
 from .apply import Applier, summary
 from .endpoints import Endpoint, Endpoints
 from .errors import ConfigError, NotFetchable, WebhooksError
-from .inbox import Arrival, Inbox, arrival, write_version
+from .inbox import Arrival, Inbox, arrival, inserted_id, write_version
 from .inbox.rows import stored_key
 from .jsontext import Json
 from .provider import Change, LogEntry
@@ -103,10 +103,14 @@ class Reconciler:
 
     def recover_all(self, *, scheduled: bool = True) -> list[Run]:
         """Recover every endpoint whose provider has a log."""
-        offered = [endpoint for endpoint in self.endpoints.values() if endpoint.provider.list_events is not None]
+        offered = [
+            endpoint for endpoint in self.endpoints.values() if endpoint.provider.list_events is not None
+        ]
         return [run for e in offered if (run := self.recover(e, scheduled=scheduled)) is not None]
 
-    def recover(self, endpoint: Endpoint, since: datetime | None = None, *, scheduled: bool = False) -> Run | None:
+    def recover(
+        self, endpoint: Endpoint, since: datetime | None = None, *, scheduled: bool = False
+    ) -> Run | None:
         """Read the provider's own log since the last good run and record what the inbox lacks.
 
         None if another run of it is under way (or, when scheduled, was just now).
@@ -116,7 +120,11 @@ class Reconciler:
                 until = datetime.now(UTC) - SETTLE if scheduled else None
                 for batch in _batches(self._asked(run, lambda: self._log(endpoint, run.since)), BATCH):
                     run.seen += len(batch)
-                    self._ingest(endpoint, [e for e in batch if until is None or (e.occurred_at or until) <= until], run)
+                    self._ingest(
+                        endpoint,
+                        [e for e in batch if until is None or (e.occurred_at or until) <= until],
+                        run,
+                    )
         return self._rung(run)
 
     def _rung(self, run: Run | None) -> Run | None:
@@ -132,11 +140,10 @@ class Reconciler:
         keys = {stored_key(entry.dedup_key): entry for entry in entries if entry.dedup_key}
         missing = self.inbox.missing(endpoint.name, keys) if keys else set()
         run.missed += len(missing)
-        arrivals: list[Arrival] = []
-        for key in keys:
-            if key in missing:
-                for envelope in keys[key].read():
-                    arrivals.append(arrival(endpoint.name, endpoint.provider, envelope, envelope.request, origin="recover"))
+        envelopes = [envelope for key, entry in keys.items() if key in missing for envelope in entry.read()]
+        arrivals = [
+            arrival(endpoint.name, endpoint.provider, e, e.request, origin="recover") for e in envelopes
+        ]
         recorded = self.inbox.record(arrivals)
         run.healed += sum(r.new for r in recorded)
 
@@ -179,7 +186,14 @@ class Reconciler:
         ref, objects = change.object, self.inbox.tables.objects
         with self.inbox.engine.connect() as connection:
             stored = connection.execute(
-                select(objects.c.digest, objects.c.version, objects.c.claim_no, objects.c.data, objects.c.deleted_at, objects.c.as_of).where(
+                select(
+                    objects.c.digest,
+                    objects.c.version,
+                    objects.c.claim_no,
+                    objects.c.data,
+                    objects.c.deleted_at,
+                    objects.c.as_of,
+                ).where(
                     objects.c.endpoint == endpoint.name,
                     objects.c.account == change.account,
                     objects.c.kind == ref.kind,
@@ -191,11 +205,17 @@ class Reconciler:
         assert endpoint.provider.fetch is not None
         current = endpoint.provider.fetch(self.apis.of(endpoint, change.account), ref)
         digest = None if current is None else jsontext.digest(current)
-        if stored is not None and stored.digest == digest and (current is None) == (stored.deleted_at is not None):
+        if (
+            stored is not None
+            and stored.digest == digest
+            and (current is None) == (stored.deleted_at is not None)
+        ):
             return None  # a list shows some objects in another form than they are fetched in
         if stored is None and current is None:
             return None
-        drift = Drift(endpoint.name, ref.kind, ref.id, change.account, differences(stored and stored.data, current))
+        drift = Drift(
+            endpoint.name, ref.kind, ref.id, change.account, differences(stored and stored.data, current)
+        )
         claim_no = 0 if stored is None else stored.claim_no
         heal = Arrival(
             endpoint.name,
@@ -251,7 +271,9 @@ class Reconciler:
         finally:
             self._end(id_, run, moves=not dry and not run.skipped)
 
-    def _begin(self, endpoint: Endpoint, task: str, since: datetime | None, scheduled: bool) -> tuple[int, Run] | None:
+    def _begin(
+        self, endpoint: Endpoint, task: str, since: datetime | None, scheduled: bool
+    ) -> tuple[int, Run] | None:
         runs = self.inbox.tables.runs
         mine = (runs.c.endpoint == endpoint.name) & (runs.c.task == task)
         try:
@@ -281,7 +303,7 @@ class Reconciler:
                         healed=0,
                     )
                 )
-                return made.inserted_primary_key[0], run
+                return inserted_id(made), run
         except IntegrityError:
             return None  # another one is under way: the unique index says so
 

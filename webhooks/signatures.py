@@ -131,7 +131,9 @@ class HmacBody:
 
     def _value(self, body: bytes, secret: str) -> bytes:
         mac = hmac(secret.encode(), body, algorithm=self.algorithm)
-        return self.prefix.encode() + (mac.hex().encode() if self.encoding == "hex" else base64.b64encode(mac))
+        return self.prefix.encode() + (
+            mac.hex().encode() if self.encoding == "hex" else base64.b64encode(mac)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,9 @@ class TimestampedHeader:
     signs_id: bool = True  # the id is in the body
 
     def verify(self, request: Request, secrets: Sequence[str], now: datetime | float) -> str:
-        entries = [item.partition(b"=") for item in header_bytes(request, self.header).split(self.separator.encode())]
+        entries = [
+            item.partition(b"=") for item in header_bytes(request, self.header).split(self.separator.encode())
+        ]
         times = [value for key, _, value in entries if key == self.time_key.encode()]
         given = [value for key, _, value in entries if key == self.signature_key.encode() and value]
         if len(times) != 1 or not given:
@@ -165,7 +169,7 @@ class TimestampedHeader:
     def sign(self, request: Request, secret: str, now: datetime | float) -> Request:
         time = str(int(unix(now))).encode()
         signature = self._value(time, request.body, secret)
-        value = (f"{self.time_key}={time.decode()}{self.separator}{self.signature_key}={signature.decode()}")
+        value = f"{self.time_key}={time.decode()}{self.separator}{self.signature_key}={signature.decode()}"
         return request.with_headers({self.header: value})
 
     def _value(self, time: bytes, body: bytes, secret: str) -> bytes:

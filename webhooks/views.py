@@ -18,7 +18,7 @@ from .apply import Applier
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
 from .inbox import Arrival, Inbox, arrival, unreadable
-from .provider import Envelope, Reply, Request
+from .provider import Envelope, Headers, Reply, Request
 from .queue import Bell
 from .signatures import fingerprint
 
@@ -81,7 +81,9 @@ class Receiver:
             envelopes = endpoint.provider.parse(delivery)
         except Unreadable as reason:
             return [unreadable(endpoint.name, endpoint.provider, delivery, secret, str(reason))], []
-        return [arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes], envelopes
+        return [
+            arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes
+        ], envelopes
 
     def _apply(self, endpoint: Endpoint, ids: list[int], started: float) -> None:
         allowed = (endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN
@@ -111,7 +113,9 @@ def blueprint(receiver: Callable[[], Receiver]) -> Blueprint:
         if _endless(request):
             return Response("", 411, mimetype="text/plain")
         try:
-            delivery = Request(request.method, _url(request), list(request.headers.items()), _body(request, found))
+            delivery = Request(
+                request.method, _url(request), Headers(request.headers.items()), _body(request, found)
+            )
             reply = receiver().receive(found, delivery)
         except RequestError as refused:
             _log_refusal(found, refused)
@@ -125,7 +129,12 @@ def blueprint(receiver: Callable[[], Receiver]) -> Blueprint:
     for rule in ("/<endpoint>", "/<endpoint>/"):
         # No redirect from one to the other or away from a doubled slash: a provider would not follow it.
         made.add_url_rule(
-            rule, "receive", receive, methods=["POST", "GET", "HEAD"], provide_automatic_options=False, merge_slashes=False
+            rule,
+            "receive",
+            receive,
+            methods=["POST", "GET", "HEAD"],
+            provide_automatic_options=False,
+            merge_slashes=False,
         )
     return made
 
@@ -167,7 +176,9 @@ def _body(http: WerkzeugRequest, endpoint: Endpoint) -> bytes:
 
 def _endless(http: WerkzeugRequest) -> bool:
     """A chunked body that the server does not mark as ended would read as empty; better to say so."""
-    return "chunked" in http.headers.get("Transfer-Encoding", "") and not http.environ.get("wsgi.input_terminated")
+    return "chunked" in http.headers.get("Transfer-Encoding", "") and not http.environ.get(
+        "wsgi.input_terminated"
+    )
 
 
 def _url(http: WerkzeugRequest) -> str:
@@ -190,5 +201,3 @@ def _log_refusal(endpoint: Endpoint, refused: RequestError) -> None:
         hashlib.sha256(body).hexdigest(),
         (request.content_type or "")[:80],
     )
-
-

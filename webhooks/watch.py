@@ -59,7 +59,12 @@ class Watch:
             Finding(name, "endpoint_missing", health.state != "missing", health.detail or health.state),
             Finding(name, "endpoint_failing", health.state != "failing", health.detail or health.state),
             Finding(name, "dead_letters", dead == 0, f"{dead} events are dead", {"dead": dead}),
-            Finding(name, "backlog", not late, f"the oldest due event waits since {oldest}" if oldest else "nothing waits"),
+            Finding(
+                name,
+                "backlog",
+                not late,
+                f"the oldest due event waits since {oldest}" if oldest else "nothing waits",
+            ),
         ]
 
     def _health(self, endpoint: Endpoint) -> Health:
@@ -88,11 +93,17 @@ class Watch:
     def _enter(self, finding: Finding) -> None:
         """Open an issue once, close it once; in between it only stays."""
         issues = self.inbox.tables.issues
-        mine = (issues.c.endpoint == finding.endpoint) & (issues.c.kind == finding.kind) & (issues.c.state == "open")
+        mine = (
+            (issues.c.endpoint == finding.endpoint)
+            & (issues.c.kind == finding.kind)
+            & (issues.c.state == "open")
+        )
         now = self.inbox.moment()
         if finding.good:
             with self.inbox.transaction() as connection:
-                closed = connection.execute(update(issues).where(mine).values(state="closed", closed_at=now)).rowcount
+                closed = connection.execute(
+                    update(issues).where(mine).values(state="closed", closed_at=now)
+                ).rowcount
             if closed:
                 log.warning("%s: %s is over", finding.endpoint, finding.kind)
             return
@@ -110,4 +121,3 @@ class Watch:
         except IntegrityError:
             return  # it is open already
         log.error("%s: %s: %s", finding.endpoint, finding.kind, finding.detail)
-

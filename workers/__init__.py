@@ -1,5 +1,6 @@
 """The Celery side: `celery -A wsgi:celery worker`, `… beat`."""
 
 from .app import adopt, make_celery
+from .reference import create_app
 
-__all__ = ["adopt", "make_celery"]
+__all__ = ["adopt", "create_app", "make_celery"]

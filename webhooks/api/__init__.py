@@ -77,7 +77,9 @@ class HttpApi:
             raise NotFetchable(f"{endpoint.provider.name} has no API that we know")
         self._apis, self._endpoint, self._spec, self._deadline = apis, endpoint, spec, deadline
         self.account = account
-        self.settings: Mapping[str, str] = {name: endpoint.setting(name) for name in endpoint.provider.settings}
+        self.settings: Mapping[str, str] = {
+            name: endpoint.setting(name) for name in endpoint.provider.settings
+        }
         base = endpoint.api_base_url or self._filled(spec.base_url)
         if base is None:
             raise NotFetchable(f"the settings for {spec.base_url} are not complete")
@@ -108,23 +110,30 @@ class HttpApi:
         answer = self.post(path, {"query": query, "variables": variables})
         errors = answer.get("errors") if isinstance(answer, dict) else None
         if errors:
-            codes = {str((error.get("extensions") or {}).get("code")) for error in errors if isinstance(error, dict)}
+            codes = {
+                str((error.get("extensions") or {}).get("code"))
+                for error in errors
+                if isinstance(error, dict)
+            }
             if "THROTTLED" in codes:
                 raise self._slowed(RateLimited("the API throttles us", timedelta(seconds=2)))
             raise ApiRefused(f"the API refused the query ({', '.join(sorted(codes))})", 200)
         return answer.get("data") if isinstance(answer, dict) else None
 
-    def _ask(self, method: str, path: str, params: Mapping[str, Any], body: bytes | None = None) -> tuple[Json, str | None]:
+    def _ask(
+        self, method: str, path: str, params: Mapping[str, Any], body: bytes | None = None
+    ) -> tuple[Json, str | None]:
         """The decoded answer, and the path of its next page if it names one."""
         self._apis._require_free(self._endpoint.name, self.account)
         url = self._url(path, params)
-        for _ in range(MAX_REDIRECTS + 1):
-            response = self._send(method, url, path, body)
+        response = self._send(method, url, path, body)
+        for _ in range(MAX_REDIRECTS):
             location = response.headers.get("Location")
             if method != "GET" or response.status not in {301, 302, 307, 308} or not location:
                 break
             # A renamed repository, a transferred issue. Never to another host: our credentials would go along.
             url = self._own(urljoin(url, location))
+            response = self._send(method, url, path, body)
         self._raise_for(response)
         return self._decoded(response), self._next(response, url)
 
@@ -135,7 +144,13 @@ class HttpApi:
             headers["Content-Type"] = "application/json"
         try:
             return self._apis._pool.request(
-                method, url, body=body or None, headers=headers, timeout=self._time_left(), redirect=False, retries=False
+                method,
+                url,
+                body=body or None,
+                headers=headers,
+                timeout=self._time_left(),
+                redirect=False,
+                retries=False,
             )
         except HTTPError as error:
             raise RetryLater(f"{self._where()}: {type(error).__name__}") from None
@@ -172,7 +187,11 @@ class HttpApi:
     def _url(self, path: str, params: Mapping[str, Any]) -> str:
         if not path.startswith("/") or path.startswith("//") or ".." in path.split("/"):
             raise GiveUp("an API path begins with one slash and has no '..'")
-        pairs = [(key, item) for key, value in params.items() for item in (value if isinstance(value, list) else [value])]
+        pairs = [
+            (key, item)
+            for key, value in params.items()
+            for item in (value if isinstance(value, list) else [value])
+        ]
         query = urlencode([(key, str(value)) for key, value in pairs if value is not None])
         joiner = "&" if "?" in path else "?"
         return f"{self._base}{path}{joiner + query if query else ''}"
@@ -188,7 +207,11 @@ class HttpApi:
             target, _, attributes = part.partition(";")
             if 'rel="next"' in attributes:
                 following = self._own(urljoin(url, target.strip().strip("<>")))
-                return following.removeprefix(self._base) if following.startswith(self._base) else _path_of(following)
+                return (
+                    following.removeprefix(self._base)
+                    if following.startswith(self._base)
+                    else _path_of(following)
+                )
         return None
 
     def _decoded(self, response: urllib3.BaseHTTPResponse) -> Json:

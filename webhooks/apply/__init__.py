@@ -162,9 +162,18 @@ class Applier:
             for event in group.events:
                 if event.attempts > endpoint.max_attempts:
                     refused.setdefault(("dead", "gave_up", "its worker died every time"), []).append(event.id)
-                elif endpoint.livemode is not None and event.livemode is not None and endpoint.livemode != event.livemode:
-                    refused.setdefault(("ignored", "condition_not_met", "the other mode (live or test)"), []).append(event.id)
-                elif not self._wants(endpoint, event) and self.handlers.answerer(endpoint, event.type) is not None:
+                elif (
+                    endpoint.livemode is not None
+                    and event.livemode is not None
+                    and endpoint.livemode != event.livemode
+                ):
+                    refused.setdefault(
+                        ("ignored", "condition_not_met", "the other mode (live or test)"), []
+                    ).append(event.id)
+                elif (
+                    not self._wants(endpoint, event)
+                    and self.handlers.answerer(endpoint, event.type) is not None
+                ):
                     refused.setdefault(("applied", "answered", None), []).append(event.id)
                 elif not self._wants(endpoint, event):
                     refused.setdefault(("ignored", "no_handler", None), []).append(event.id)
@@ -203,8 +212,7 @@ class Applier:
             self._settle(claim, group, group.events, error, done)
         else:
             self.at("written")
-            for event in group.events:
-                _count(done, "applied", 1)
+            _count(done, "applied", len(group.events))
 
     def _commit(self, claim: Claim, group: Group, fetched: Fetched) -> None:
         endpoint = self.endpoints[group.endpoint]
@@ -212,7 +220,14 @@ class Applier:
             try:
                 with self.scope() as session:
                     Write(
-                        session, self.inbox, endpoint, self.handlers, group, fetched, claim.no, claim.as_of,
+                        session,
+                        self.inbox,
+                        endpoint,
+                        self.handlers,
+                        group,
+                        fetched,
+                        claim.no,
+                        claim.as_of,
                         keep_data=endpoint.mirror != "none",
                     ).run()
                     session.commit()
@@ -260,7 +275,7 @@ class Applier:
 
 def backoff(attempts: int) -> timedelta:
     """How long to wait after that many failed attempts: doubling, with jitter, an hour at most."""
-    wait = min(FIRST_WAIT * 2 ** min(attempts, 20), LONGEST_WAIT)
+    wait: timedelta = min(FIRST_WAIT * 2 ** min(attempts, 20), LONGEST_WAIT)
     return wait * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 
@@ -292,7 +307,9 @@ def _report(group: Group, error: Exception) -> None:
 
 
 def _is_the_events_own(error: Exception) -> bool:
-    return not isinstance(error, ClaimLost | Refetch) and not (isinstance(error, DBAPIError) and error.connection_invalidated)
+    return not isinstance(error, ClaimLost | Refetch) and not (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    )
 
 
 def _may_repeat(error: DBAPIError) -> bool:
@@ -300,7 +317,11 @@ def _may_repeat(error: DBAPIError) -> bool:
     if error.connection_invalidated or code in {"40P01", "40001", "57P01", "57P02", "57P03"}:
         return True
     said = str(error.orig)
-    return "database is locked" in said or "database table is locked" in said or type(error.orig).__name__ == "AdminShutdown"
+    return (
+        "database is locked" in said
+        or "database table is locked" in said
+        or type(error.orig).__name__ == "AdminShutdown"
+    )
 
 
 def _attempt(ask: Callable[[Group], Fetched], group: Group) -> Fetched | Exception:
@@ -324,10 +345,10 @@ def read_again(endpoint: Endpoint, dedup_key: str, body: bytes, headers: dict[st
         envelopes = endpoint.provider.parse(Request("POST", "", headers, body))
     except Unreadable:
         return None
-    return next((e for e in envelopes if stored_key(e.dedup_key) == dedup_key), envelopes[0] if envelopes else None)
+    return next(
+        (e for e in envelopes if stored_key(e.dedup_key) == dedup_key), envelopes[0] if envelopes else None
+    )
 
 
 def _count(done: Applied, outcome: str, number: int) -> None:
     done.outcomes[outcome] = done.outcomes.get(outcome, 0) + number
-
-

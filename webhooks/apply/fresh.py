@@ -51,13 +51,19 @@ def ensure_fresh(
 ) -> Copy:
     """Apply what waits for the object, wait for a claim that is running, or fetch it; return our copy of it."""
     if now_running() is not None:
-        raise HandlerCommitted("ensure_fresh waits for the network, and a handler is within a transaction; it gets the object")
+        raise HandlerCommitted(
+            "ensure_fresh waits for the network, and a handler is within a transaction; it gets the object"
+        )
     found = applier.endpoints.at(endpoint)
     if found is None:
-        raise ConfigError(f"there is no endpoint {endpoint!r} in WEBHOOKS; there are {sorted(applier.endpoints)}")
+        raise ConfigError(
+            f"there is no endpoint {endpoint!r} in WEBHOOKS; there are {sorted(applier.endpoints)}"
+        )
     trigger = None if flow is None else _trigger(applier, found, flow)
     if trigger is None and not applier.wants_kind(found, kind):
-        raise ConfigError(f"nobody keeps a copy of {kind!r} of {endpoint}: register a sync() for it, or set mirror to 'all'")
+        raise ConfigError(
+            f"nobody keeps a copy of {kind!r} of {endpoint}: register a sync() for it, or set mirror to 'all'"
+        )
     one = _One(applier, found, ObjectRef(kind, stored_key(id_)), account, trigger)
     return one.freshen(time.monotonic() + within.total_seconds())
 
@@ -132,7 +138,9 @@ class _One:
         ledger, events = inbox.tables.processed_events, inbox.tables.events
         with inbox.engine.connect() as connection:
             entered = select(ledger.c.event_id).join(events, events.c.id == ledger.c.event_id)
-            found = connection.execute(entered.where(self._mine(), ledger.c.handler == self.trigger.entry).limit(1))
+            found = connection.execute(
+                entered.where(self._mine(), ledger.c.handler == self.trigger.entry).limit(1)
+            )
             return found.first() is not None
 
     def _ask(self, number: int) -> bool:
@@ -172,4 +180,6 @@ def _copy(row: Any, *, read: bool) -> Copy:
         return Copy("absent")
     as_of = row.as_of if row.as_of.tzinfo else row.as_of.replace(tzinfo=UTC)
     gone = row.deleted_at is not None
-    return Copy(("gone" if gone else "fresh") if read else "late", None if gone else row.data, row.version, as_of)
+    return Copy(
+        ("gone" if gone else "fresh") if read else "late", None if gone else row.data, row.version, as_of
+    )

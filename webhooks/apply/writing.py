@@ -62,7 +62,10 @@ class Write:
             events = [event for event in events if event.id not in outcomes]
         if self.group.object is None:
             for event in events:
-                outcomes[event.id] = self._occasion(event, event.data, gone=False) or ("ignored", "no_handler")
+                outcomes[event.id] = self._occasion(event, event.data, gone=False) or (
+                    "ignored",
+                    "no_handler",
+                )
         elif self.fetched.asked:
             outcomes |= self._write_fetched(self.group.object, events)
         else:
@@ -72,7 +75,9 @@ class Write:
     # -- the object as fetched
 
     def _write_fetched(self, ref: ObjectRef, events: Sequence[Event]) -> dict[int, tuple[str, str]]:
-        stored = self._stored(ref) if self.fetched.gone or self.endpoint.provider.version is not None else None
+        stored = (
+            self._stored(ref) if self.fetched.gone or self.endpoint.provider.version is not None else None
+        )
         require_visible(self.group, self.fetched, self.as_of, known=stored is not None)
         if any(is_behind(self.endpoint, event, self.fetched, self.as_of) for event in events):
             raise NotVisibleYet("the API shows an older version than the event says")
@@ -140,7 +145,11 @@ class Write:
                 return True
             stored = self._stored(ref)  # another worker was first; now the row is there, and locked
         ranked = version is not None and stored.version is not None
-        if older(read_version(version), read_version(stored.version)) if ranked else as_of < _aware(stored.as_of):
+        if (
+            older(read_version(version), read_version(stored.version))
+            if ranked
+            else as_of < _aware(stored.as_of)
+        ):
             return False
         return self._freshen(ref, version, event.snapshot, gone=event.gone, as_of=as_of, guard="locked")
 
@@ -153,7 +162,10 @@ class Write:
     def _where(self, ref: ObjectRef) -> Any:
         c = self.inbox.tables.objects.c
         return and_(
-            c.endpoint == self.endpoint.name, c.account == self.group.account, c.kind == ref.kind, c.id == ref.id
+            c.endpoint == self.endpoint.name,
+            c.account == self.group.account,
+            c.kind == ref.kind,
+            c.id == ref.id,
         )
 
     def _stored(self, ref: ObjectRef) -> Any:
@@ -167,7 +179,14 @@ class Write:
         return self.session.execute(select(*columns).where(self._where(ref)).with_for_update()).one_or_none()
 
     def _freshen(
-        self, ref: ObjectRef, version: str | None, data: Json, *, gone: bool, as_of: datetime, guard: _Guard = "claim"
+        self,
+        ref: ObjectRef,
+        version: str | None,
+        data: Json,
+        *,
+        gone: bool,
+        as_of: datetime,
+        guard: _Guard = "claim",
     ) -> bool:
         """Write the object's row, unless the guard forbids it; return whether we did. Locks the row.
 
@@ -190,7 +209,11 @@ class Write:
             "checked_at": self.inbox.moment(),
         }
         statement = self._insert(objects).values(row)
-        replaced = {name: statement.excluded[name] for name in row if name not in {"endpoint", "account", "kind", "id"}}
+        replaced = {
+            name: statement.excluded[name]
+            for name in row
+            if name not in {"endpoint", "account", "kind", "id"}
+        }
         key = ["endpoint", "account", "kind", "id"]
         if guard == "absent":
             statement = statement.on_conflict_do_nothing(index_elements=key)
@@ -230,7 +253,12 @@ class Write:
         rows = [
             {"event_id": event.id, "handler": handler.entry, "processed_at": now} for event, handler in pairs
         ]
-        statement = self._insert(ledger).values(rows).on_conflict_do_nothing().returning(ledger.c.event_id, ledger.c.handler)
+        statement = (
+            self._insert(ledger)
+            .values(rows)
+            .on_conflict_do_nothing()
+            .returning(ledger.c.event_id, ledger.c.handler)
+        )
         return {(id_, name) for id_, name in self.session.execute(statement)}
 
     def _sync(self, ref: ObjectRef, events: Sequence[Event], thing: Json) -> None:
@@ -260,7 +288,9 @@ class Write:
     def _ons(self, event: Event) -> list[Handler]:
         """The `on` handlers for an event. One that the provider did not send decides flows and is no other occasion."""
         wanted = self.handlers.ons(self.endpoint, event.type)
-        return [handler for handler in wanted if handler.flow is not None] if event.origin == "fresh" else wanted
+        return (
+            [handler for handler in wanted if handler.flow is not None] if event.origin == "fresh" else wanted
+        )
 
     def _decide(self, handler: Handler, event: Event, thing: Json) -> bool:
         """Whether this event decides the flow for its key: the unique key says so, whoever comes at the same time.
@@ -276,7 +306,9 @@ class Write:
                 "handler": handler.name,
                 "decided_at": self.inbox.moment(),
             }
-            statement = self._insert(flow_keys).values(row).on_conflict_do_nothing().returning(flow_keys.c.flow)
+            statement = (
+                self._insert(flow_keys).values(row).on_conflict_do_nothing().returning(flow_keys.c.flow)
+            )
             if self.session.execute(statement).first() is None:
                 return False
         return True
@@ -290,8 +322,8 @@ class Write:
         """Enter the outcomes; the fence: if one of the events is not ours any more, nothing of this counts."""
         self.session.flush()
         kinds: dict[tuple[str, str], list[int]] = {}
-        for id_, outcome in outcomes.items():
-            kinds.setdefault(outcome, []).append(id_)
+        for id_, decided in outcomes.items():
+            kinds.setdefault(decided, []).append(id_)
         for (state, outcome), ids in kinds.items():
             if self.inbox.close(self.session, self.claim_no, ids, state, outcome) != len(ids):
                 raise ClaimLost

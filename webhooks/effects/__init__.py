@@ -99,7 +99,9 @@ class Effect:
                 raise TypeError(f"{self.name}.later(per=…) is blank; all would be one effect")
             return derived_key("per", self.name, str(per))
         assert running.event is not None
-        return derived_key("event", running.event.endpoint, running.event.dedup_key, running.handler, self.name)
+        return derived_key(
+            "event", running.event.endpoint, running.event.dedup_key, running.handler, self.name
+        )
 
     def loaded(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the function takes them. Raises GiveUp with the field errors."""
@@ -157,7 +159,9 @@ class Effects:
         """Register; ConfigError if the name is taken, or the function could not be called with a key."""
         other = self._effects.get(effect.name)
         if other is not None and other.where != effect.where:
-            raise ConfigError(f"two effects are called {effect.name!r}: {other.where} and {effect.where}; give one a name=")
+            raise ConfigError(
+                f"two effects are called {effect.name!r}: {other.where} and {effect.where}; give one a name="
+            )
         mistakes = list(_mistakes(effect))
         if mistakes:
             raise ConfigError(f"{effect.where}: {line}" for line in mistakes)

@@ -104,7 +104,11 @@ class Caller:
             return self._failed(effect, taken, error)
         self.at("called")
         if not self.outbox.done(taken, _kept(result)):
-            log.error("%s %s was settled otherwise while it was called; it may have happened twice", taken.name, taken.key)
+            log.error(
+                "%s %s was settled otherwise while it was called; it may have happened twice",
+                taken.name,
+                taken.key,
+            )
         self.at("finished")
         return "done"
 
@@ -148,7 +152,9 @@ class Caller:
             if taken.attempts >= effect.max_attempts:
                 self.outbox.dead(taken, said)
                 return "dead"
-            self.outbox.never_happened(taken, said, timedelta(0) if taken.attempts == 1 else backoff(taken.attempts))
+            self.outbox.never_happened(
+                taken, said, timedelta(0) if taken.attempts == 1 else backoff(taken.attempts)
+            )
             return "recorded"
         self.outbox.done(taken, _kept(found))
         return "done"

@@ -114,7 +114,9 @@ class Outbox:
         An effect whose lease ran out may have happened: it is started again only if its callee knows the key still,
         else it becomes unknown. Effects that no definition names are left alone, for the worker that has it.
         """
-        known = {d.name: d for d in (definitions.values() if isinstance(definitions, Mapping) else definitions)}
+        known = {
+            d.name: d for d in (definitions.values() if isinstance(definitions, Mapping) else definitions)
+        }
         if not known:
             return None
         while True:
@@ -150,7 +152,9 @@ class Outbox:
             what, looks = "lookup", looks + 1
             values: dict[str, Any] = {"looks": looks, "due_at": moment(self.lease)}
         elif row.first_started_at is not None and not self._may_repeat(row, definition):
-            self._update(connection, row.idempotency_key, self._unknown(definition, _why_not(row, definition)))
+            self._update(
+                connection, row.idempotency_key, self._unknown(definition, _why_not(row, definition))
+            )
             return None
         else:
             attempts, call_no = attempts + 1, call_no + 1
@@ -213,7 +217,9 @@ class Outbox:
     def never_happened(self, taken: Taken, error: str, after: timedelta) -> bool:
         """The other side says so: call it, as for the first time."""
         due = self.inbox.moment(after)
-        return self._finish(taken, {"state": "recorded", "due_at": due, "error": error, "first_started_at": None})
+        return self._finish(
+            taken, {"state": "recorded", "due_at": due, "error": error, "first_started_at": None}
+        )
 
     def look_again(self, taken: Taken, error: str, after: timedelta | None) -> bool:
         """The other side could not tell; ask again after that time (None: a person decides)."""
@@ -228,7 +234,9 @@ class Outbox:
         else:
             mine = and_(mine, c.state.in_(["started", "unknown"]))
         with self.inbox.transaction() as connection:
-            return bool(connection.execute(update(self.inbox.tables.effects).where(mine).values(**values)).rowcount)
+            return bool(
+                connection.execute(update(self.inbox.tables.effects).where(mine).values(**values)).rowcount
+            )
 
     # -- by people
 
@@ -246,12 +254,20 @@ class Outbox:
             values: dict[str, Any] = {"state": "done", "finished_at": now, "due_at": None}
         else:
             # As if it had never been called: its key is as good as new to whoever has forgotten it.
-            values = {"state": "recorded", "attempts": 0, "looks": 0, "first_started_at": None, "finished_at": None}
+            values = {
+                "state": "recorded",
+                "attempts": 0,
+                "looks": 0,
+                "first_started_at": None,
+                "finished_at": None,
+            }
             values["due_at"] = now
         values["call_no"] = c.call_no + 1  # whoever still calls it has nothing to say any more
         with self.inbox.transaction() as connection:
             mine = and_(c.idempotency_key.in_(keys), c.state == state)
-            return int(connection.execute(update(self.inbox.tables.effects).where(mine).values(**values)).rowcount)
+            return int(
+                connection.execute(update(self.inbox.tables.effects).where(mine).values(**values)).rowcount
+            )
 
     # -- numbers
 

@@ -12,14 +12,39 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, DateTime, Engine, Interval, bindparam, delete, func, insert, literal, select, text, update
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    DateTime,
+    Engine,
+    Interval,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
-from ..jsontext import Json
 from ..models import Tables
 from ..provider import ObjectRef
 from .door import Door
-from .rows import Arrival, Claim, Event, Group, Origin, Recorded, arrival, read_version, unreadable, write_version
+from .rows import (
+    Arrival,
+    Claim,
+    Event,
+    Group,
+    Origin,
+    Recorded,
+    arrival,
+    read_version,
+    unreadable,
+    write_version,
+)
 from .sql import CLAIM_POSTGRESQL, CLAIM_SQLITE
 
 __all__ = [
@@ -82,6 +107,10 @@ class Inbox:
             return literal(datetime.now(UTC) + offset, DateTime(timezone=True))
         return func.clock_timestamp() + literal(offset, Interval) if offset else func.clock_timestamp()
 
+    def close_connections(self) -> None:
+        """Give back what is held open between requests; it is opened again when needed."""
+        self._door.close()
+
     # -- in
 
     def record(self, arrivals: Sequence[Arrival]) -> list[Recorded]:
@@ -119,7 +148,9 @@ class Inbox:
                 return crashed
         return self._claim("pending", endpoints, limit, only)
 
-    def _claim(self, state: str, endpoints: Collection[str], limit: int, only: Collection[int] | None) -> Claim | None:
+    def _claim(
+        self, state: str, endpoints: Collection[str], limit: int, only: Collection[int] | None
+    ) -> Claim | None:
         now = datetime.now(UTC)
         names: dict[str, Any] = {f"endpoint_{n}": name for n, name in enumerate(endpoints)}
         values: dict[str, Any] = {**names, "limit": limit, "mates": MATES}
@@ -129,38 +160,49 @@ class Inbox:
             "state": f"'{state}'",
             "now": ":now" if self.is_sqlite else "clock_timestamp()",
             "endpoints": "(" + ", ".join(":" + name for name in names) + ")",
-            "only": "" if only is None else "AND e.id IN (" + ", ".join(f":only_{n}" for n in range(len(only))) + ")",
+            "only": ""
+            if only is None
+            else "AND e.id IN (" + ", ".join(f":only_{n}" for n in range(len(only))) + ")",
         }
         with self.transaction() as connection:
             if self.is_sqlite:
                 rows = self._claim_sqlite(connection, CLAIM_SQLITE.format(**parts), values, now)
             else:
                 values |= {"worker": _worker(), "lease": self.lease}
-                rows = connection.execute(text(CLAIM_POSTGRESQL.format(**parts)), values).mappings().all()
+                found = connection.execute(text(CLAIM_POSTGRESQL.format(**parts)), values).mappings().all()
+                rows = [dict(row) for row in found]
         if not rows:
             return None
         events = sorted((_event(row) for row in rows), key=lambda event: event.id)
-        return Claim(events[0].claim_no, _aware(rows[0]["claimed_at"]), list(_grouped(events)), len(events) >= limit)
+        return Claim(
+            events[0].claim_no, _aware(rows[0]["claimed_at"]), list(_grouped(events)), len(events) >= limit
+        )
 
     def _claim_sqlite(
         self, connection: Connection, statement: str, values: dict[str, Any], now: datetime
     ) -> Sequence[Mapping[str, Any]]:
         instant = DateTime(timezone=True)
         drawn = connection.execute(insert(self.tables.claims).values(worker=_worker(), claimed_at=now))
-        values |= {"now": now, "lease_ends": now + self.lease, "claim_no": drawn.inserted_primary_key[0]}
-        typed = text(statement).bindparams(
-            bindparam("now", type_=instant), bindparam("lease_ends", type_=instant)
-        ).columns(claimed_at=instant, received_at=instant, occurred_at=instant)
+        values |= {"now": now, "lease_ends": now + self.lease, "claim_no": inserted_id(drawn)}
+        typed = (
+            text(statement)
+            .bindparams(bindparam("now", type_=instant), bindparam("lease_ends", type_=instant))
+            .columns(claimed_at=instant, received_at=instant, occurred_at=instant)
+        )
         rows: Sequence[Mapping[str, Any]] = connection.execute(typed, values).mappings().all()  # type: ignore[assignment]
         if not rows:
-            connection.execute(delete(self.tables.claims).where(self.tables.claims.c.claim_no == values["claim_no"]))
+            connection.execute(
+                delete(self.tables.claims).where(self.tables.claims.c.claim_no == values["claim_no"])
+            )
         return rows
 
     def bodies(self, ids: Collection[int]) -> dict[int, tuple[bytes, dict[str, str]]]:
         """The bodies and kept headers of these events, as far as they have not been dropped."""
         bodies = self.tables.bodies
         with self.engine.connect() as connection:
-            rows = connection.execute(select(bodies.c.event_id, bodies.c.body, bodies.c.headers).where(bodies.c.event_id.in_(ids)))
+            rows = connection.execute(
+                select(bodies.c.event_id, bodies.c.body, bodies.c.headers).where(bodies.c.event_id.in_(ids))
+            )
             return {id_: (body, headers or {}) for id_, body, headers in rows}
 
     # -- out
@@ -186,7 +228,9 @@ class Inbox:
         )
         return int(result.rowcount)
 
-    def finish(self, claim_no: int, ids: Collection[int], state: str, outcome: str, error: str | None = None) -> int:
+    def finish(
+        self, claim_no: int, ids: Collection[int], state: str, outcome: str, error: str | None = None
+    ) -> int:
         """`close` in a transaction of its own, for events that need no other write (ignored, dead)."""
         with self.transaction() as connection:
             return self.close(connection, claim_no, ids, state, outcome, error)
@@ -254,7 +298,13 @@ class Inbox:
                 .values(until=end)
             )
             if not done.rowcount:
-                values = {"endpoint": endpoint, "account": account, "reason": reason, "since": self.moment(), "until": end}
+                values = {
+                    "endpoint": endpoint,
+                    "account": account,
+                    "reason": reason,
+                    "since": self.moment(),
+                    "until": end,
+                }
                 # Two workers may be told to wait at the same moment: the second one finds the row and leaves it.
                 connection.execute(_insert_or_ignore(self.is_sqlite, holds).values(values))
 
@@ -262,7 +312,9 @@ class Inbox:
         """End a hold; whether there was one."""
         holds = self.tables.holds
         with self.transaction() as connection:
-            gone = connection.execute(delete(holds).where(holds.c.endpoint == endpoint, holds.c.reason == reason))
+            gone = connection.execute(
+                delete(holds).where(holds.c.endpoint == endpoint, holds.c.reason == reason)
+            )
             return bool(gone.rowcount)
 
     # -- numbers
@@ -303,7 +355,9 @@ class Inbox:
         old = (
             select(bodies.c.event_id)
             .join(events, events.c.id == bodies.c.event_id)
-            .where(events.c.state.in_(["applied", "ignored"]), events.c.received_at < self.moment(-older_than))
+            .where(
+                events.c.state.in_(["applied", "ignored"]), events.c.received_at < self.moment(-older_than)
+            )
             .limit(PURGE_BATCH)
         )
         return self._purge(lambda: delete(bodies).where(bodies.c.event_id.in_(old)))
@@ -317,7 +371,10 @@ class Inbox:
                 ids = list(
                     connection.scalars(
                         select(events.c.id)
-                        .where(events.c.state.in_(["applied", "ignored"]), events.c.received_at < self.moment(-older_than))
+                        .where(
+                            events.c.state.in_(["applied", "ignored"]),
+                            events.c.received_at < self.moment(-older_than),
+                        )
                         .limit(PURGE_BATCH)
                     )
                 )
@@ -331,7 +388,9 @@ class Inbox:
     def purge_claims(self, older_than: timedelta) -> int:
         """Delete claims that are over; their numbers are never drawn again."""
         claims = self.tables.claims
-        old = select(claims.c.claim_no).where(claims.c.claimed_at < self.moment(-older_than)).limit(PURGE_BATCH)
+        old = (
+            select(claims.c.claim_no).where(claims.c.claimed_at < self.moment(-older_than)).limit(PURGE_BATCH)
+        )
         return self._purge(lambda: delete(claims).where(claims.c.claim_no.in_(old)))
 
     def _purge(self, statement: Callable[[], Any]) -> int:
@@ -345,10 +404,15 @@ class Inbox:
 
 
 def _insert_or_ignore(is_sqlite: bool, table: Any) -> Any:
-    from sqlalchemy.dialects import postgresql, sqlite
-
     made: Any = sqlite.insert(table) if is_sqlite else postgresql.insert(table)
     return made.on_conflict_do_nothing()
+
+
+def inserted_id(result: CursorResult[Any]) -> int:
+    """The generated key of the row that was inserted."""
+    key = result.inserted_primary_key
+    assert key is not None
+    return int(key[0])
 
 
 def _in_transaction(connection: Connection) -> bool:

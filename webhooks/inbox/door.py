@@ -67,6 +67,11 @@ class Door:
         assert ticket.recorded is not None
         return ticket.recorded
 
+    def close(self) -> None:
+        """Close the connection; the next arrival opens one."""
+        with self._writing:
+            self._disconnect()
+
     def _write_waiting(self) -> None:
         with self._queue:
             batch: list[_Ticket] = []
@@ -188,7 +193,9 @@ def _row(arrival: Arrival, deliveries: int) -> dict[str, Any]:
 
 
 def _write_postgresql(cursor: Any, rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Recorded]:
-    cursor.execute(RECORD_POSTGRESQL, [[row[name] for row in rows] for name in ARRIVAL], prepare=True, binary=True)
+    cursor.execute(
+        RECORD_POSTGRESQL, [[row[name] for row in rows] for name in ARRIVAL], prepare=True, binary=True
+    )
     return {(endpoint, key): Recorded(id_, new) for id_, endpoint, key, new in cursor.fetchall()}
 
 

@@ -13,7 +13,19 @@ from ..jsontext import Json
 from ..models import KEY_LENGTH, stored_key
 from ..provider import Envelope, ObjectRef, Provider, Request, Version
 
-__all__ = ["Arrival", "Claim", "Event", "Group", "Origin", "Recorded", "arrival", "read_version", "stored_key", "unreadable", "write_version"]
+__all__ = [
+    "Arrival",
+    "Claim",
+    "Event",
+    "Group",
+    "Origin",
+    "Recorded",
+    "arrival",
+    "read_version",
+    "stored_key",
+    "unreadable",
+    "write_version",
+]
 
 Origin = Literal["delivery", "recover", "reconcile", "replay", "fresh"]
 
@@ -108,7 +120,8 @@ class Claim:
 
 
 def _fit(text: str, length: int = KEY_LENGTH) -> str:
-    return jsontext.clean(text)[:length]
+    cleaned: str = jsontext.clean(text)
+    return cleaned[:length]
 
 
 def arrival(
@@ -122,7 +135,9 @@ def arrival(
 ) -> Arrival:
     """The arrival for an envelope, with the body and those headers that are needed to read it again."""
     ref = envelope.object
-    version = provider.version(ref, envelope.snapshot) if provider.version and ref and envelope.snapshot else None
+    version = (
+        provider.version(ref, envelope.snapshot) if provider.version and ref and envelope.snapshot else None
+    )
     body = request.body if request is not None else jsontext.dumps(envelope.data)
     return Arrival(
         endpoint,

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ARRIVAL", "AGAIN_SQLITE", "CLAIM_POSTGRESQL", "CLAIM_SQLITE", "KEEP_SQLITE", "RECORD_POSTGRESQL", "RECORD_SQLITE"]
+__all__ = [
+    "AGAIN_SQLITE",
+    "ARRIVAL",
+    "CLAIM_POSTGRESQL",
+    "CLAIM_SQLITE",
+    "KEEP_SQLITE",
+    "RECORD_POSTGRESQL",
+    "RECORD_SQLITE",
+]
 
 ARRIVAL = {
     "endpoint": "text",
@@ -95,17 +103,24 @@ _FREE = """NOT EXISTS (SELECT 1 FROM webhook_holds h WHERE h.endpoint = e.endpoi
 
 # {state} and {only} narrow what is taken: see Inbox.claim. The two tests of the state are for the planner: the first
 # is the partial index's own condition.
-_DUE = """
+_DUE = (
+    """
   SELECT e.id, e.endpoint, e.account, e.object_kind, e.object_id FROM webhook_events e
   WHERE e.state IN ('pending', 'applying') AND e.state = {state} AND e.due_at <= {now} AND e.endpoint IN {endpoints}
-    {only} AND """ + _FREE + """
+    {only} AND """
+    + _FREE
+    + """
   ORDER BY e.due_at, e.id LIMIT :limit
 """
+)
 
 # `FOR UPDATE SKIP LOCKED`: workers do not wait for each other. The claim number is drawn before anything is fetched,
 # from a sequence, so that no clock has a say in what is newer.
-CLAIM_POSTGRESQL = """
-WITH due AS MATERIALIZED (""" + _DUE + """ FOR UPDATE OF e SKIP LOCKED
+CLAIM_POSTGRESQL = (
+    """
+WITH due AS MATERIALIZED ("""
+    + _DUE
+    + """ FOR UPDATE OF e SKIP LOCKED
 ), claim AS (
   INSERT INTO webhook_claims (worker, claimed_at) SELECT :worker, clock_timestamp() WHERE EXISTS (SELECT 1 FROM due)
   RETURNING claim_no, claimed_at
@@ -119,10 +134,16 @@ WITH due AS MATERIALIZED (""" + _DUE + """ FOR UPDATE OF e SKIP LOCKED
 UPDATE webhook_events e SET state = 'applying', claim_no = claim.claim_no, claimed_at = claim.claimed_at,
   due_at = clock_timestamp() + :lease, attempts = e.attempts + 1
 FROM taken, claim WHERE e.id = taken.id
-RETURNING """ + _CLAIMED + ", claim.claim_no, claim.claimed_at"
+RETURNING """
+    + _CLAIMED
+    + ", claim.claim_no, claim.claimed_at"
+)
 
-CLAIM_SQLITE = """
-WITH due AS MATERIALIZED (""" + _DUE + """), about AS (
+CLAIM_SQLITE = (
+    """
+WITH due AS MATERIALIZED ("""
+    + _DUE
+    + """), about AS (
   SELECT DISTINCT endpoint, account, object_kind, object_id FROM due WHERE object_id IS NOT NULL
 ), mates AS (
   SELECT m.id FROM about a JOIN webhook_events m
@@ -132,4 +153,7 @@ WITH due AS MATERIALIZED (""" + _DUE + """), about AS (
 UPDATE webhook_events AS e SET state = 'applying', claim_no = :claim_no, claimed_at = {now}, due_at = :lease_ends,
   attempts = attempts + 1
 WHERE id IN (SELECT id FROM due UNION SELECT id FROM mates)
-RETURNING """ + _CLAIMED.replace("e.", "") + ", claim_no, claimed_at"
+RETURNING """
+    + _CLAIMED.replace("e.", "")
+    + ", claim_no, claimed_at"
+)

@@ -15,7 +15,10 @@ __all__ = ["get", "names"]
 
 @cache
 def _known() -> dict[str, str]:
-    own = {module.name.replace("_", "-"): f"{__name__}.{module.name}:provider" for module in iter_modules(__path__)}
+    own = {
+        module.name.replace("_", "-"): f"{__name__}.{module.name}:provider"
+        for module in iter_modules(__path__)
+    }
     foreign = {entry.name: entry.value for entry in entry_points(group="webhooks.providers")}
     return own | foreign
 
@@ -34,5 +37,7 @@ def get(name: str) -> Provider:
         raise ConfigError(f"there is no provider {name!r}; there are {', '.join(names())}") from None
     found = getattr(import_module(module), attribute or "provider")
     if not isinstance(found, Provider):
-        raise ConfigError(f"{_known()[name]} is registered as the provider {name!r}, but is no webhooks.provider.Provider")
+        raise ConfigError(
+            f"{_known()[name]} is registered as the provider {name!r}, but is no webhooks.provider.Provider"
+        )
     return found

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -103,10 +104,14 @@ def _object(event: str, body: Mapping[str, Any]) -> tuple[ObjectRef | None, Json
         snapshot = {"ref": full, "object": {"sha": body.get("after")}} if event == "push" else None
         return (ObjectRef("ref", f"{repository}:{full}", where) if name and repository else None), snapshot
     if event == "repository" and repository:
-        return ObjectRef("repository", repository, f"/repositories/{path_segment(repository)}"), body.get("repository")
+        return ObjectRef("repository", repository, f"/repositories/{path_segment(repository)}"), body.get(
+            "repository"
+        )
     installation = as_text(dig(body, "installation", "id"))
     if event == "installation" and installation:
-        return ObjectRef("installation", installation, f"/app/installations/{installation}"), body["installation"]
+        return ObjectRef("installation", installation, f"/app/installations/{installation}"), body[
+            "installation"
+        ]
     return None, None
 
 
@@ -143,11 +148,15 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
     and refs (their lists know no such filter, use the delivery log) and deletions."""
     for base in _repositories(api):
         for item in _updated_since(api, f"{base}/issues", since, state="all"):
-            if "pull_request" not in item:  # this list holds both; the other one is complete for pull requests
+            if (
+                "pull_request" not in item
+            ):  # this list holds both; the other one is complete for pull requests
                 yield Change(_ref("issue", item, f"{base}/issues/{item.get('number')}"), item, _updated(item))
         for item in _pulls_since(api, base, since):
             # A list entry lacks what the object has (mergeable, commits …), so it only says that there is something.
-            yield Change(_ref("pull_request", item, f"{base}/pulls/{item.get('number')}"), None, _updated(item))
+            yield Change(
+                _ref("pull_request", item, f"{base}/pulls/{item.get('number')}"), None, _updated(item)
+            )
         for kind, path in (("issue_comment", "/issues/comments"), ("review_comment", "/pulls/comments")):
             for item in _updated_since(api, base + path, since):
                 yield Change(_ref(kind, item, f"{base}{path}/{item.get('id')}"), item, _updated(item))
@@ -173,7 +182,9 @@ def _updated_since(api: Api, path: str, since: datetime, **params: Any) -> Itera
     seen: set[str] = set()
     cursor, page = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), 1
     while True:
-        items = api.get(path, sort="updated", direction="asc", since=cursor, per_page=PAGE, page=page, **params)
+        items = api.get(
+            path, sort="updated", direction="asc", since=cursor, per_page=PAGE, page=page, **params
+        )
         yield from (item for item in items if as_text(item.get("id")) not in seen)
         if len(items) < PAGE:
             return
@@ -187,7 +198,9 @@ def _updated_since(api: Api, path: str, since: datetime, **params: Any) -> Itera
 def _pulls_since(api: Api, base: str, since: datetime) -> Iterator[dict[str, Any]]:
     page = 1
     while True:
-        items = api.get(f"{base}/pulls", state="all", sort="updated", direction="desc", per_page=PAGE, page=page)
+        items = api.get(
+            f"{base}/pulls", state="all", sort="updated", direction="desc", per_page=PAGE, page=page
+        )
         recent = [item for item in items if (_updated(item) or since) >= since]
         yield from recent
         if len(items) < PAGE or len(recent) < len(items):
@@ -203,7 +216,7 @@ def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
         yield LogEntry(
             as_text(item.get("guid")),
             instant(item.get("delivered_at")),
-            lambda id_=as_text(item.get("id")): _read(api, hook, id_),
+            partial(_read, api, hook, as_text(item.get("id"))),
             delivered=item.get("status") == "OK",
         )
 
@@ -232,7 +245,9 @@ def _hook_path(api: Api) -> str:
         return f"{_repositories(api)[0]}/hooks/{path_segment(settings['hook_id'])}"
     if settings.get("app_jwt"):
         return "/app/hook"
-    raise NotFetchable("set `hook_id` with `repositories` or `organization`, or `app_jwt`, to read GitHub's delivery log")
+    raise NotFetchable(
+        "set `hook_id` with `repositories` or `organization`, or `app_jwt`, to read GitHub's delivery log"
+    )
 
 
 def redeliver(api: Api, since: datetime) -> Iterator[Redelivery]:
@@ -267,7 +282,11 @@ def endpoint_health(api: Api) -> Health:
     if not found.get("active"):
         return Health("disabled", "the hook is not active")
     code = dig(found, "last_response", "code")
-    return Health("failing", f"the last delivery got {code}") if isinstance(code, int) and code >= 300 else Health("enabled")
+    return (
+        Health("failing", f"the last delivery got {code}")
+        if isinstance(code, int) and code >= 300
+        else Health("enabled")
+    )
 
 
 def _health_of(deliveries: Iterable[Mapping[str, Any]]) -> Health:
@@ -282,13 +301,19 @@ def sample(wanted: Sample) -> Request:
     thing = dict(wanted.object or {"id": int.from_bytes(wanted.id.encode()[-6:]), "number": 1})
     name = thing.pop("repository", "acme/widgets")
     now = wanted.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    body: dict[str, Any] = {"repository": {"id": 4711, "full_name": name, "owner": {"login": name.partition("/")[0]}}}
+    body: dict[str, Any] = {
+        "repository": {"id": 4711, "full_name": name, "owner": {"login": name.partition("/")[0]}}
+    }
     if action:
         body["action"] = action
     if event in OBJECTS:
         body[OBJECTS[event][0]] = {"updated_at": now, **thing}
     elif event == "push":
-        body |= {"ref": "refs/heads/main", "after": hashlib.sha1(wanted.id.encode()).hexdigest(), "commits": []}  # noqa: S324 - a git object name
+        body |= {
+            "ref": "refs/heads/main",
+            "after": hashlib.sha256(wanted.id.encode()).hexdigest()[:40],
+            "commits": [],
+        }
         body["repository"]["pushed_at"] = int(wanted.at.timestamp())
     elif event == "ping":
         body |= {"zen": "Keep it simple.", "hook_id": 1, "hook": {"id": 1, "active": True}}
@@ -339,8 +364,18 @@ provider = Provider(
         under={"/app/": {"Authorization": "Bearer {app_jwt}"}},
     ),
     fetch=fetch,
-    kinds=("issue", "issue_comment", "review_comment", "pull_request", "release", "workflow_run", "check_suite", "ref",
-           "repository", "installation"),
+    kinds=(
+        "issue",
+        "issue_comment",
+        "review_comment",
+        "pull_request",
+        "release",
+        "workflow_run",
+        "check_suite",
+        "ref",
+        "repository",
+        "installation",
+    ),
     version=version,
     list_changed=list_changed,
     list_events=list_events,
@@ -353,6 +388,15 @@ provider = Provider(
         ),
     },
     sample=sample,
-    sample_types=("issues.opened", "issues.edited", "pull_request.opened", "pull_request.closed", "push", "release.published",
-                  "issue_comment.created", "workflow_run.completed", "ping"),
+    sample_types=(
+        "issues.opened",
+        "issues.edited",
+        "pull_request.opened",
+        "pull_request.closed",
+        "push",
+        "release.published",
+        "issue_comment.created",
+        "workflow_run.completed",
+        "ping",
+    ),
 )

@@ -98,11 +98,13 @@ def parse(request: Request) -> list[Envelope]:
             event,
             object=_related(event) if thin else _contained(snapshot),
             snapshot=snapshot,
-            gone=type_.endswith(".deleted") and not type_.endswith(("subscription.deleted", "account.deleted")),
+            gone=type_.endswith(".deleted")
+            and not type_.endswith(("subscription.deleted", "account.deleted")),
             occurred_at=instant(event.get("created")),
             account=as_text(event.get("account")) or as_text(event.get("context")),
             livemode=mode if isinstance(mode, bool) else None,
-            correlation=as_text(dig(event, "request", "idempotency_key")) or as_text(dig(event, "request", "id")),
+            correlation=as_text(dig(event, "request", "idempotency_key"))
+            or as_text(dig(event, "request", "id")),
         )
     ]
 
@@ -196,7 +198,10 @@ def livemode(settings: Mapping[str, str]) -> bool | None:
 
 
 def sample(wanted: Sample) -> Request:
-    kind = next((kind for kind in sorted(PATHS, key=len, reverse=True) if f".{wanted.type}.".find(f".{kind}.") >= 0), "")
+    kind = next(
+        (kind for kind in sorted(PATHS, key=len, reverse=True) if f".{wanted.type}.".find(f".{kind}.") >= 0),
+        "",
+    )
     thing = wanted.object or {"id": f"{kind.replace('.', '_')}_{wanted.id}", "object": kind, "metadata": {}}
     event = {
         "id": wanted.id,

@@ -1,4 +1,4 @@
-"""A provider on loopback: its API, its signature, its retries – and everything that goes wrong on the way.
+"""A provider on loopback: its API, its signature, its retries, and everything that goes wrong on the way.
 
 >>> with Simulator("stripe") as stripe:
 ...     stripe.send_to("http://127.0.0.1:5000/webhooks/stripe")
@@ -28,7 +28,17 @@ from ...provider import Request
 from .server import ApiServer, pause
 from .world import Answer, Attempt, Call, Happening, Key, World, now
 
-__all__ = ["Answer", "ApiFaults", "Attempt", "Call", "DeliveryFaults", "Happening", "Key", "Simulator", "World"]
+__all__ = [
+    "Answer",
+    "ApiFaults",
+    "Attempt",
+    "Call",
+    "DeliveryFaults",
+    "Happening",
+    "Key",
+    "Simulator",
+    "World",
+]
 
 DEFAULT_RETRIES = tuple(timedelta(seconds=seconds) for seconds in (60, 300, 1800, 7200, 21600))
 """For providers that do not publish theirs."""
@@ -46,7 +56,9 @@ class Service(Protocol):
     def changed(self, world: World, data: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]: ...
     def event_type(self, kind: str, what: str) -> str: ...
     def deletable(self, kind: str) -> bool: ...
-    def request(self, happening_id: str, type_: str, at: datetime, key: Key, snapshot: dict[str, Any]) -> Request: ...
+    def request(
+        self, happening_id: str, type_: str, at: datetime, key: Key, snapshot: dict[str, Any]
+    ) -> Request: ...
     def answer(self, world: World, call: Call) -> Answer: ...
 
 
@@ -115,7 +127,7 @@ class Simulator:
         self.counts = Counts()
         self.calls: list[Call] = []
         """Every call of the API, for tests that count."""
-        self.chance = random.Random(seed)  # noqa: S311 - simulated chance
+        self.chance = random.Random(seed)
         self._send = send
         self._numbers = itertools.count(1)
         self._attempts = itertools.count(1)
@@ -168,8 +180,13 @@ class Simulator:
         def send(request: Request) -> int | None:
             try:
                 answer = pool.request(
-                    request.method, url, body=request.body, headers=dict(request.headers), timeout=timeout,
-                    retries=False, redirect=False,
+                    request.method,
+                    url,
+                    body=request.body,
+                    headers=dict(request.headers),
+                    timeout=timeout,
+                    retries=False,
+                    redirect=False,
                 )
             except HTTPError:
                 return None
@@ -179,9 +196,11 @@ class Simulator:
 
     # -- what happens at the provider
 
-    def create(self, kind: str, *, account: str = "", id: str | None = None, silent: bool = False, **fields: Any) -> Key:  # noqa: A002
+    def create(
+        self, kind: str, *, account: str = "", id_: str | None = None, silent: bool = False, **fields: Any
+    ) -> Key:
         """A new object; `silent` makes no event of it."""
-        key = (account, kind, id or self.service.id_of(kind, next(self._numbers)))
+        key = (account, kind, id_ or self.service.id_of(kind, next(self._numbers)))
         data = self.service.new(self.world, kind, key[2], fields)
         self._change(key, data, "created", data, silent=silent)
         return key
@@ -208,7 +227,9 @@ class Simulator:
             raise LookupError(f"{key} was deleted")
         return self._happen(type_, key, data)
 
-    def _change(self, key: Key, data: dict[str, Any] | None, what: str, snapshot: dict[str, Any], *, silent: bool) -> None:
+    def _change(
+        self, key: Key, data: dict[str, Any] | None, what: str, snapshot: dict[str, Any], *, silent: bool
+    ) -> None:
         self.counts.changes += 1
         with self.world.lock:
             self.world.put(key, data)
@@ -273,7 +294,9 @@ class Simulator:
         if due.tries < len(schedule):
             if lost_answer:
                 self.counts.duplicates += 1
-            again = _Due(self.world.clock() + schedule[due.tries], next(self._order), due.happening, due.tries + 1)
+            again = _Due(
+                self.world.clock() + schedule[due.tries], next(self._order), due.happening, due.tries + 1
+            )
             with self.world.lock:
                 self._due.append(again)
 
@@ -310,7 +333,9 @@ class Simulator:
         if scripted is not None:
             return scripted
         if limited:
-            return Answer(429, {"error": {"code": "rate_limit", "message": "slow down"}}, {"Retry-After": "1"})
+            return Answer(
+                429, {"error": {"code": "rate_limit", "message": "slow down"}}, {"Retry-After": "1"}
+            )
         return self.service.answer(self.world, call)
 
     def _is_limited(self) -> bool:
@@ -327,12 +352,16 @@ class Simulator:
 
     def drift(self, rows: Sequence[Any]) -> list[str]:
         """How a copy differs from the truth; rows are those of `webhook_objects`: account, kind, id, data, deleted_at."""
-        ours = {(row.account, row.kind, row.id): None if row.deleted_at is not None else row.data for row in rows}
+        ours = {
+            (row.account, row.kind, row.id): None if row.deleted_at is not None else row.data for row in rows
+        }
         found = []
         for key, truth in self.world.truth().items():
             if key not in ours and truth is not None:
                 found.append(f"{key[1]} {key[2]}: we have no copy")
             elif ours.get(key) != truth:
                 found.append(f"{key[1]} {key[2]}: our copy differs")
-        found += [f"{key[1]} {key[2]}: the provider never had it" for key in ours if key not in self.world.history]
+        found += [
+            f"{key[1]} {key[2]}: the provider never had it" for key in ours if key not in self.world.history
+        ]
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from ... import jsontext
 from ...provider import Request, Sample
@@ -26,14 +26,25 @@ def _text(moment: datetime) -> str:
 class GithubService:
     """One repository with one hook."""
 
-    settings = {"token": "ghp_simulated", "repositories": REPOSITORY, "hook_id": "1"}
+    settings: ClassVar[dict[str, str]] = {
+        "token": "ghp_simulated",
+        "repositories": REPOSITORY,
+        "hook_id": "1",
+    }
     kinds = ("issue", "pull_request")
     secret = "simulated github secret"  # noqa: S105 - a made-up one
 
     def new(self, world: World, kind: str, id_: str, fields: dict[str, Any]) -> dict[str, Any]:
         """The first state of an object."""
         at = _text(world.clock())
-        return {"id": int(id_), "number": int(id_) % 100_000, "state": "open", "created_at": at, "updated_at": at, **fields}
+        return {
+            "id": int(id_),
+            "number": int(id_) % 100_000,
+            "state": "open",
+            "created_at": at,
+            "updated_at": at,
+            **fields,
+        }
 
     def id_of(self, kind: str, number: int) -> str:
         return str(9_007_199_254_700_000 + number)  # beyond what a float holds
@@ -48,7 +59,9 @@ class GithubService:
     def deletable(self, kind: str) -> bool:
         return kind == "issue"
 
-    def request(self, happening_id: str, type_: str, at: datetime, key: Key, snapshot: dict[str, Any]) -> Request:
+    def request(
+        self, happening_id: str, type_: str, at: datetime, key: Key, snapshot: dict[str, Any]
+    ) -> Request:
         """The delivery of one event, unsigned."""
         return sample(Sample(type_, happening_id, at, snapshot, key[0]))
 
@@ -71,7 +84,11 @@ class GithubService:
             known, data = world.shown(key)
             if key[1] == kind and known and int(key[2]) % 100_000 == number:
                 # Who may read the repository is told that an issue was deleted; everybody else gets a 404.
-                return Answer(200, data) if data is not None else Answer(410, {"message": "This issue was deleted"})
+                return (
+                    Answer(200, data)
+                    if data is not None
+                    else Answer(410, {"message": "This issue was deleted"})
+                )
         return _missing()
 
     def _list(self, world: World, call: Call, kind: str) -> Answer:
@@ -90,7 +107,12 @@ class GithubService:
     def _hook(self, world: World, call: Call, path: str) -> Answer:
         if path == "":
             last = world.attempts[-1].http_status if world.attempts else None
-            hook = {"id": 1, "active": world.enabled, "config": {"content_type": "json"}, "last_response": {"code": last}}
+            hook = {
+                "id": 1,
+                "active": world.enabled,
+                "config": {"content_type": "json"},
+                "last_response": {"code": last},
+            }
             return Answer(200, hook)
         if path == "/deliveries":
             return self._log(world, call)
@@ -103,7 +125,9 @@ class GithubService:
             return Answer(202, {})
         headers = dict(found.happening.request.headers)
         payload = jsontext.loads(found.happening.request.body)
-        return Answer(200, {**_row(found), "request": {"headers": headers, "payload": payload}, "response": {}})
+        return Answer(
+            200, {**_row(found), "request": {"headers": headers, "payload": payload}, "response": {}}
+        )
 
     def _log(self, world: World, call: Call) -> Answer:
         rows = list(reversed(world.attempts))
@@ -122,7 +146,11 @@ def _row(attempt: Attempt) -> dict[str, Any]:
         "guid": attempt.happening.id,
         "delivered_at": _text(attempt.at),
         "redelivery": attempt.redelivery,
-        "status": "OK" if attempt.ok else "Unable to connect" if attempt.http_status is None else "Invalid HTTP Response",
+        "status": "OK"
+        if attempt.ok
+        else "Unable to connect"
+        if attempt.http_status is None
+        else "Invalid HTTP Response",
         "status_code": attempt.http_status or 0,
         "event": event,
         "action": action or None,

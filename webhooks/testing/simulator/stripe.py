@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from ... import jsontext
 from ...provider import Request, Sample
@@ -23,7 +23,7 @@ DELETABLE = {"customer", "product", "coupon", "plan"}
 class StripeService:
     """A Stripe account, and as many connected accounts as are named."""
 
-    settings = {"api_key": "sk_test_simulated", "endpoint_id": "we_simulated"}
+    settings: ClassVar[dict[str, str]] = {"api_key": "sk_test_simulated", "endpoint_id": "we_simulated"}
     kinds = ("customer", "product", "subscription", "checkout.session")
     secret = "whsec_simulated_0123456789abcdef"  # noqa: S105 - a made-up one
 
@@ -51,9 +51,13 @@ class StripeService:
     def deletable(self, kind: str) -> bool:
         return kind in DELETABLE
 
-    def request(self, happening_id: str, type_: str, at: datetime, key: Key, snapshot: dict[str, Any]) -> Request:
+    def request(
+        self, happening_id: str, type_: str, at: datetime, key: Key, snapshot: dict[str, Any]
+    ) -> Request:
         """The delivery of one event, unsigned."""
-        body = {**snapshot, "deleted": True} if type_.endswith(".deleted") and key[1] in DELETABLE else snapshot
+        body = (
+            {**snapshot, "deleted": True} if type_.endswith(".deleted") and key[1] in DELETABLE else snapshot
+        )
         return sample(Sample(type_, happening_id, at, body, key[0]))
 
     def answer(self, world: World, call: Call) -> Answer:
@@ -61,7 +65,9 @@ class StripeService:
             return _error(401, "invalid_request_error", "api_key_invalid")
         account = call.headers.get("Stripe-Account", "")
         if call.path == "/v1/events":
-            return self._page(call, (_event(h) for h in reversed(world.log) if h.account == account), "/v1/events")
+            return self._page(
+                call, (_event(h) for h in reversed(world.log) if h.account == account), "/v1/events"
+            )
         if call.path.startswith("/v1/webhook_endpoints"):
             return self._endpoint(world, call)
         base, _, id_ = call.path.rpartition("/")
@@ -104,7 +110,9 @@ class StripeService:
             position = next((n for n, item in enumerate(found) if item["id"] == after), len(found))
             found = found[position + 1 :]
         limit = min(int(call.one("limit", "10")), 100)
-        return Answer(200, {"object": "list", "url": url, "data": found[:limit], "has_more": len(found) > limit})
+        return Answer(
+            200, {"object": "list", "url": url, "data": found[:limit], "has_more": len(found) > limit}
+        )
 
 
 def _event(happening: Happening) -> dict[str, Any]:

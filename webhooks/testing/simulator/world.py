@@ -12,7 +12,7 @@ from typing import Any
 from ...jsontext import Json
 from ...provider import Request
 
-__all__ = ["Attempt", "Call", "Answer", "Happening", "Key", "World", "now"]
+__all__ = ["Answer", "Attempt", "Call", "Happening", "Key", "World", "now"]
 
 Key = tuple[str, str, str]
 """(account, kind, id)"""

@@ -1,0 +1,50 @@
+"""The reference deployment: an app that is configured by its environment alone, and mirrors what the providers have.
+
+Every setting comes from FLASK_… variables; DATABASE_URL and REDIS_URL are shorthands. With no handlers of its own it
+keeps every object in `webhook_objects`, which is useful before the first line of code.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from flask import Flask
+from flask_migrate import Migrate
+from flask_sqlalchemy import SQLAlchemy
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+from webhooks import Webhooks
+
+__all__ = ["create_app"]
+
+
+def create_app(config: dict[str, Any] | None = None, *, migrations: Path | str = "migrations") -> Flask:
+    """The app, configured from the environment and, above it, from `config`. Raises ConfigError with every mistake."""
+    app = Flask("wsgi", instance_path=os.environ.get("FLASK_INSTANCE_PATH"))
+    app.config.from_mapping(WEBHOOKS={}, CELERY={}, PROXY_HOPS=0)
+    app.config.from_prefixed_env()
+    app.config.from_mapping(config or {})
+    Path(app.instance_path).mkdir(parents=True, exist_ok=True)
+    if "SQLALCHEMY_DATABASE_URI" not in app.config:
+        app.config["SQLALCHEMY_DATABASE_URI"] = _database_url(
+            os.environ.get("DATABASE_URL") or "sqlite:///webhooks.db"
+        )
+    if os.environ.get("REDIS_URL") and "broker_url" not in app.config["CELERY"]:
+        app.config["CELERY"] = {**app.config["CELERY"], "broker_url": os.environ["REDIS_URL"]}
+    hops = int(app.config["PROXY_HOPS"])
+    if hops:
+        # Forwarded headers count only where somebody said how many proxies there are.
+        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=hops, x_host=hops)  # type: ignore[method-assign]
+    db, webhooks = SQLAlchemy(app), Webhooks()
+    Migrate(app, db, directory=str(migrations))
+    webhooks.init_app(app)
+    app.register_blueprint(webhooks.blueprint, url_prefix="/webhooks")
+    return app
+
+
+def _database_url(url: str) -> str:
+    """The URL with our driver, where it names none: hosting companies hand out `postgres://`."""
+    scheme, _, rest = url.partition("://")
+    return f"postgresql+psycopg://{rest}" if scheme in {"postgres", "postgresql"} else url
