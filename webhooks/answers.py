@@ -188,7 +188,7 @@ class _Question:
         event = _event(self.arrival, self.envelope, recorded)
         with self.scope() as session:
             try:
-                data = checked(handler.schema, event.data, f"{handler.name}: the event")
+                data = checked(handler.schema, event.data, f"{handler.name}: the event does not")
                 if handler.schema is not None:
                     event = replace(event, data=data)
                 with in_handler(Running(session, self.inbox, event, handler.entry)):
@@ -214,7 +214,7 @@ class _Question:
                 raise GiveUp(f"{self.endpoint.provider.name} has no way to refuse") from None
             return self._sized(self.answers.refuse(self.envelope, refusal.message, refusal.http_status))
         if said is not None:
-            what = f"{self.handler.name}: the answer"
+            what = f"{self.handler.name}: the answer does not"
             checked(self.handler.reply_schema, said, what)
             if self.envelope.type in self.answers.fields:
                 checked(_schema(self.envelope.type, self.endpoint.provider.name, self.answers), said, what)

@@ -83,7 +83,7 @@ class Handler:
 
     def checked(self, thing: Json) -> Json:
         """The object as the handler's schema loads it. Raises GiveUp with the field errors."""
-        return thing if thing is None else checked(self.schema, thing, f"{self.name}: the object")
+        return thing if thing is None else checked(self.schema, thing, f"{self.name}: the object does not")
 
 
 def checked(wanted: Schemas, thing: Json, what: str) -> Json:
@@ -96,7 +96,7 @@ def checked(wanted: Schemas, thing: Json, what: str) -> Json:
     except ValidationError as error:
         # Field names and marshmallow's own sentences; never the values.
         lines = "; ".join(_lines(messages_of(error)))
-        raise GiveUp(f"{what} does not fit {type(schema).__name__}: {lines}") from None
+        raise GiveUp(f"{what} fit {type(schema).__name__}: {lines}") from None
 
 
 def _lines(messages: Any, path: str = "") -> Iterator[str]:

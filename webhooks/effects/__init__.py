@@ -105,7 +105,7 @@ class Effect:
 
     def loaded(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the function takes them. Raises GiveUp with the field errors."""
-        found = checked(self.schema, stored, f"{self.name}: the arguments")
+        found = checked(self.schema, stored, f"{self.name}: the arguments do not")
         return dict(found)
 
     def _stored(self, arguments: dict[str, Any]) -> dict[str, Any]:
