@@ -116,14 +116,12 @@ class Caller:
         said = summary(error)
         log.warning("%s %s: %s", taken.name, taken.key, said)
         if isinstance(error, GiveUp):
-            self.outbox.dead(taken, said)
-            return "dead"
-        if isinstance(error, RetryLater):  # the function says that it did not happen
+            return self.outbox.dead(taken, effect, said)
+        if isinstance(error, RetryLater):  # the function says that this call did nothing
             if error.counts and taken.attempts >= effect.max_attempts:
-                self.outbox.dead(taken, said)
-                return "dead"
+                return self.outbox.dead(taken, effect, said)
             wait = error.after if error.after is not None else backoff(taken.attempts)
-            self.outbox.again(taken, said, wait, counts=error.counts)
+            self.outbox.not_yet(taken, said, wait, counts=error.counts)
             return "recorded"
         if effect.idempotent and taken.attempts < effect.max_attempts:
             self.outbox.again(taken, said, backoff(taken.attempts))
@@ -150,8 +148,7 @@ class Caller:
         if found is False:
             said = "the other side says that it did not happen"
             if taken.attempts >= effect.max_attempts:
-                self.outbox.dead(taken, said)
-                return "dead"
+                return self.outbox.dead(taken, effect, said)
             self.outbox.never_happened(
                 taken, said, timedelta(0) if taken.attempts == 1 else backoff(taken.attempts)
             )

@@ -57,6 +57,8 @@ class Taken:
     attempts: int
     looks: int
     call_no: int
+    maybe: bool
+    """An earlier call under the same key may have done it."""
 
 
 class Outbox:
@@ -167,17 +169,16 @@ class Outbox:
                 "due_at": moment(self.lease),
             }
         self._update(connection, row.idempotency_key, values)
-        return Taken(row.idempotency_key, row.name, what, row.arguments or {}, attempts, looks, call_no)
+        return Taken(row.idempotency_key, row.name, what, row.arguments or {}, attempts, looks, call_no, row.first_started_at is not None)
 
     def _may_repeat(self, row: Any, definition: Definition) -> bool:
         """Whether calling once more cannot make it happen twice.
 
-        An effect that is back in `recorded` did not happen, as its function said; one that is not was cut off.
+        `first_started_at` is when the first call began that may have done it: a call that says that it did nothing
+        leaves no trace there.
         """
-        if row.state == "started" and (not definition.idempotent or row.attempts >= definition.max_attempts):
+        if not definition.idempotent or (row.state == "started" and row.attempts >= definition.max_attempts):
             return False
-        if not definition.idempotent:
-            return True
         # The callee counts from its first sight of the key; a call may take until our lease ends.
         age = _aware(row.now) - _aware(row.first_started_at)
         return age + min(self.lease, definition.key_lifetime / 2) < definition.key_lifetime
@@ -197,18 +198,27 @@ class Outbox:
         values = {"state": "done", "finished_at": self.inbox.moment(), "due_at": None, "error": None}
         return self._finish(taken, {**values, "result": result})
 
-    def again(self, taken: Taken, error: str, after: timedelta, *, counts: bool = True) -> bool:
-        """It did not happen, or may be repeated: call it again, no sooner than that."""
+    def again(self, taken: Taken, error: str, after: timedelta) -> bool:
+        """It may be repeated: call it again, no sooner than that."""
+        return self._finish(taken, {"state": "recorded", "due_at": self.inbox.moment(after), "error": error})
+
+    def not_yet(self, taken: Taken, error: str, after: timedelta, *, counts: bool) -> bool:
+        """This call did nothing: the next one is, for the callee, what this one would have been."""
         values: dict[str, Any] = {"state": "recorded", "due_at": self.inbox.moment(after), "error": error}
         if not counts:
             values["attempts"] = max(taken.attempts - 1, 0)
+        if not taken.maybe:
+            values["first_started_at"] = None
         return self._finish(taken, values)
 
-    def dead(self, taken: Taken, error: str) -> bool:
-        """It did not happen, and trying again cannot help."""
-        return self._finish(
-            taken, {"state": "dead", "finished_at": self.inbox.moment(), "due_at": None, "error": error}
-        )
+    def dead(self, taken: Taken, definition: Definition, error: str) -> str:
+        """This call did nothing, and trying again cannot help; returns `dead`, or `unknown` if an earlier one may have."""
+        if taken.maybe and taken.what == "call":
+            self.unknown(taken, definition, error)
+            return "unknown"
+        values = {"state": "dead", "finished_at": self.inbox.moment(), "due_at": None, "error": error}
+        self._finish(taken, values)
+        return "dead"
 
     def unknown(self, taken: Taken, definition: Definition, error: str) -> bool:
         """It may have happened."""
@@ -306,7 +316,7 @@ class Outbox:
 
 
 def _why_not(row: Any, definition: Definition) -> str:
-    if row.state == "started" and not definition.idempotent:
+    if not definition.idempotent:
         return "its worker died, or took longer than its lease, while it was being called"
     if row.attempts >= definition.max_attempts:
         return f"cut off {row.attempts} times"
