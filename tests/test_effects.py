@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -232,7 +232,9 @@ def test_a_person_settles_what_is_unknown(build: Build, done: bool, calls: int, 
     assert (till.states(), till.other.calls) == ([end], [key] * calls)
 
 
-@pytest.mark.parametrize(("found", "calls", "end"), [(True, 1, "done"), (False, 2, "done"), (None, 1, "unknown")])
+@pytest.mark.parametrize(
+    ("found", "calls", "end"), [(True, 1, "done"), (False, 2, "done"), (None, 1, "unknown")]
+)
 def test_a_lookup_settles_what_is_unknown_by_asking_the_other_side(
     build: Build, found: Any, calls: int, end: str
 ) -> None:
@@ -247,7 +249,9 @@ def test_a_lookup_settles_what_is_unknown_by_asking_the_other_side(
     till.other.behave = lambda _: raise_next(answers)
     customer = promise(till)
     till.call()
-    assert (till.states(), looked) == (["unknown"], []), "a request that is still on its way could not be seen yet"
+    assert (till.states(), looked) == (["unknown"], []), (
+        "a request that is still on its way could not be seen yet"
+    )
     till.all_leases_run_out()
     till.call()
     key = till.effects()[0].idempotency_key
@@ -354,11 +358,15 @@ def test_a_business_key_makes_one_effect_of_what_many_events_ask_for(build: Buil
 
         @till.webhooks.on("stripe", "customer.created", name="one")
         def one(event: Any, customer: Any) -> None:
-            receipt.later(per=customer["metadata"]["order"], order=customer["metadata"]["order"], asked_by="one")
+            receipt.later(
+                per=customer["metadata"]["order"], order=customer["metadata"]["order"], asked_by="one"
+            )
 
         @till.webhooks.on("stripe", "customer.updated", name="other")
         def other(event: Any, customer: Any) -> None:
-            receipt.later(per=customer["metadata"]["order"], order=customer["metadata"]["order"], asked_by="other")
+            receipt.later(
+                per=customer["metadata"]["order"], order=customer["metadata"]["order"], asked_by="other"
+            )
 
     till = build(register)
     customer = till.simulator.create("customer", metadata={"order": 42})
@@ -390,7 +398,9 @@ def test_the_same_event_twice_is_one_effect_and_another_handler_or_event_is_anot
             till.other.call(key)
 
         for name in ("one", "other"):
-            till.webhooks.on("stripe", "customer.created", name=name)(lambda event, customer: mail.later() and None)
+            till.webhooks.on("stripe", "customer.created", name=name)(
+                lambda event, customer: mail.later() and None
+            )
 
     till = build(register)
     till.simulator.delivery.duplicates = 1.0
@@ -429,7 +439,7 @@ def test_one_handler_that_promises_an_effect_twice_is_told_to_give_each_a_key(bu
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"to": datetime.date(2026, 1, 1)}, "date would come back as something else"),
+        ({"to": dt.date(2026, 1, 1)}, "date would come back as something else"),
         ({"to": (1, 2)}, "tuple would come back as something else"),
         ({"to": float("nan")}, "float would come back as something else"),
         ({"to": object()}, "object would come back as something else"),
@@ -470,12 +480,12 @@ def test_a_schema_lets_arguments_be_more_than_json_and_refuses_what_does_not_fit
 
     def register(till: Till) -> None:
         @till.webhooks.effect(name="refund", schema=RefundSchema)
-        def refund(key: str, *, amount: Decimal, day: datetime.date) -> None:
+        def refund(key: str, *, amount: Decimal, day: dt.date) -> None:
             got.append((amount, day))
 
         @till.webhooks.on("stripe", "customer.created", name="pay")
         def pay(event: Any, customer: Any) -> None:
-            refund.later(amount=Decimal(customer["metadata"]["amount"]), day=datetime.date(2026, 12, 1))
+            refund.later(amount=Decimal(customer["metadata"]["amount"]), day=dt.date(2026, 12, 1))
 
     till = build(register)
     till.simulator.create("customer", metadata={"amount": "10.50"})
@@ -483,7 +493,7 @@ def test_a_schema_lets_arguments_be_more_than_json_and_refuses_what_does_not_fit
     till.deliver()
     till.apply()
     till.call()
-    assert got == [(Decimal("10.50"), datetime.date(2026, 12, 1))]
+    assert got == [(Decimal("10.50"), dt.date(2026, 12, 1))]
     assert [(e.state, e.outcome) for e in till.events()] == [("applied", "applied"), ("dead", "gave_up")]
     assert till.events()[1].error == (
         "GiveUp: refund: the arguments do not fit RefundSchema: amount: Must be greater than or equal to 0.01."

@@ -169,7 +169,16 @@ class Outbox:
                 "due_at": moment(self.lease),
             }
         self._update(connection, row.idempotency_key, values)
-        return Taken(row.idempotency_key, row.name, what, row.arguments or {}, attempts, looks, call_no, row.first_started_at is not None)
+        return Taken(
+            row.idempotency_key,
+            row.name,
+            what,
+            row.arguments or {},
+            attempts,
+            looks,
+            call_no,
+            row.first_started_at is not None,
+        )
 
     def _may_repeat(self, row: Any, definition: Definition) -> bool:
         """Whether calling once more cannot make it happen twice.
