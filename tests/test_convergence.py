@@ -211,5 +211,3 @@ TestGithub.settings = LENGTH
 def test_any_sequence_converges_on_postgresql(provider: str, fresh_postgres: str) -> None:
     machine = type("Machine", (Convergence,), {"provider": provider, "database": fresh_postgres})
     run_state_machine_as_test(machine, settings=settings(LENGTH, max_examples=LENGTH.max_examples // 3))
-
-
