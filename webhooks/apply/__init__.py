@@ -114,7 +114,7 @@ class Applier:
         return done
 
     def _ring_for_postponed(self) -> None:
-        wait = self.inbox.next_due()
+        wait = self.inbox.next_due(self.endpoints)
         if wait is not None and wait <= RING_AHEAD:
             self.bell.ring_in(wait + timedelta(milliseconds=100))
 
