@@ -146,6 +146,9 @@ class Effects:
     def __getitem__(self, name: str) -> Effect:
         return self._effects[name]
 
+    def get(self, name: str) -> Effect | None:
+        return self._effects.get(name)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._effects)
 

@@ -290,10 +290,10 @@ class Outbox:
 
     # -- numbers
 
-    def due(self) -> int:
-        """How many effects are due."""
+    def due(self, within: timedelta = timedelta(0)) -> int:
+        """How many effects are due, or will be within that time."""
         c = self.inbox.tables.effects.c
-        due = select(func.count()).where(c.state.in_(UNSETTLED), c.due_at <= self.inbox.moment())
+        due = select(func.count()).where(c.state.in_(UNSETTLED), c.due_at <= self.inbox.moment(within))
         with self.inbox.engine.connect() as connection:
             return int(connection.scalar(due) or 0)
 
