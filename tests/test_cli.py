@@ -802,12 +802,9 @@ def bare(tmp_path: Path, url: str) -> tuple[Flask, SQLAlchemy, Webhooks]:
 
 
 def test_every_command_has_json_and_a_help_text_of_sentences(operator: Operator) -> None:
-    commands: list[list[str]] = []
     groups = {"effects": ("list", "show", "settle", "redrive")}
-    for name in sorted(set(COMMANDS) - {"demo"} - set(groups)):
-        commands.append([name])
-    for group, names in groups.items():
-        commands += [[group, name] for name in names]
+    commands = [[name] for name in sorted(set(COMMANDS) - {"demo"} - set(groups))]
+    commands += [[group, name] for group, names in groups.items() for name in names]
     for words in commands:
         text = operator.says(*words, "--help")
         assert "--json" in text

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marshmallow import Schema, fields
+from marshmallow import RAISE, Schema, fields
 from sqlalchemy import delete, event, insert, select, update
 from sqlalchemy.orm import Session
 
@@ -345,6 +345,32 @@ def test_what_does_not_fit_a_schema_is_a_dead_letter_with_its_field_errors(build
         "email: Not a valid email address."
     )
     assert (good.state, till.rows(), asked) == ("ignored", ["ada@example.test"], ["ada@example.test"])
+
+
+def test_fields_that_a_provider_adds_are_no_mistake_at_any_depth_unless_a_schema_says_so(build: Build) -> None:
+    line = Schema.from_dict({"sku": fields.String(required=True)})
+
+    class Wide(Schema):
+        lines = fields.List(fields.Nested(line))
+        by_name = fields.Dict(values=fields.Nested(line))
+
+    class Narrow(Schema):
+        one = fields.Nested(line, unknown=RAISE)
+
+    def register(till: Till) -> None:
+        till.webhooks.on("stripe", "customer.created", schema=Wide, name="wide")(
+            lambda event, customer: till.db.session.add(till.Row(what=customer["lines"][0]["new"]))
+        )
+        till.webhooks.on("stripe", "product.created", schema=Narrow, name="narrow")(lambda event, product: None)
+
+    till = build(register)
+    new = {"sku": "a", "new": "b"}
+    till.simulator.create("customer", lines=[new], by_name={"a": new})
+    till.simulator.create("product", one=new)
+    till.deliver()
+    till.apply()
+    assert till.rows() == ["b"]
+    assert till.events()[1].error.endswith("does not fit Narrow: one.new: Unknown field.")
 
 
 # -- increments, and the cases that were reported of others (A69 to A72)

@@ -251,8 +251,10 @@ class _Question:
     def _first_answer(self, event_id: int) -> Reply:
         """What the first call of this event was answered, or is about to be."""
         bodies, events = self.inbox.tables.bodies, self.inbox.tables.events
-        asked = select(bodies.c.answer, events.c.received_at, self.inbox.moment()).where(
-            bodies.c.event_id == event_id, events.c.id == event_id
+        asked = (
+            select(bodies.c.answer, events.c.received_at, self.inbox.moment())
+            .join_from(bodies, events, events.c.id == bodies.c.event_id)
+            .where(bodies.c.event_id == event_id)
         )
         allowed = (self.endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN
         while True:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from marshmallow import INCLUDE, Schema, ValidationError
+from marshmallow import INCLUDE, Schema, ValidationError, fields
 
 from .endpoints import Endpoint, Endpoints, messages_of
 from .errors import ConfigError, GiveUp
@@ -87,16 +87,43 @@ class Handler:
 
 
 def checked(wanted: Schemas, thing: Json, what: str) -> Json:
-    """What a marshmallow schema makes of `thing`; unknown fields stay. Raises GiveUp with the field errors."""
+    """What a marshmallow schema makes of `thing`. Raises GiveUp with the field errors.
+
+    Unknown fields stay, at every depth: providers add fields without notice. `Nested(…, unknown=RAISE)` refuses them.
+    """
     if wanted is None:
         return thing
-    schema = wanted() if isinstance(wanted, type) else wanted
+    schema = _opened(wanted)
     try:
         return schema.load(thing, unknown=INCLUDE)
     except ValidationError as error:
         # Field names and marshmallow's own sentences; never the values.
         lines = "; ".join(_lines(messages_of(error)))
         raise GiveUp(f"{what} fit {type(schema).__name__}: {lines}") from None
+
+
+_open: dict[Any, Schema] = {}
+
+
+def _opened(wanted: type[Schema] | Schema) -> Schema:
+    """The schema, made once, with nested ones that keep unknown fields as it does itself."""
+    if wanted not in _open:
+        schema = wanted() if isinstance(wanted, type) else wanted
+        _open_nested(schema.fields.values(), {type(schema)})
+        _open[wanted] = schema
+    return _open[wanted]
+
+
+def _open_nested(found: Iterable[Any], seen: set[type[Schema]]) -> None:
+    for one in found:
+        if isinstance(one, fields.Nested):
+            one.unknown = one.unknown or INCLUDE
+            if type(one.schema) not in seen:
+                _open_nested(one.schema.fields.values(), {*seen, type(one.schema)})
+        elif isinstance(one, fields.List):
+            _open_nested([one.inner], seen)
+        elif isinstance(one, fields.Dict) and one.value_field is not None:
+            _open_nested([one.value_field], seen)
 
 
 def _lines(messages: Any, path: str = "") -> Iterator[str]:

@@ -46,7 +46,7 @@ def now_running() -> Running | None:
 def in_handler(running: Running) -> Iterator[None]:
     """Watch a handler: ending the transaction that carries its ledger row is an error, whichever way it does it."""
     session = running.session
-    before = session.get_transaction()
+    before = session.get_transaction() or session.begin()
     session.info[_INFO] = True
     token = _running.set(running)
     try:
