@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -341,6 +343,22 @@ def test_two_workers_never_take_the_same_effect(build: Build) -> None:
     definitions = till.webhooks.effects.values()
     taken = [till.state.outbox.take(definitions), till.state.outbox.take(definitions)]
     assert [t and t.what for t in taken] == ["call", None]
+
+
+def test_many_workers_at_once_call_each_effect_once(build: Build) -> None:
+    till = build()
+    for _ in range(40):
+        till.simulator.create("customer")
+    till.deliver()
+    till.apply()
+    till.other.behave = lambda _: time.sleep(0.005)
+    threads = [threading.Thread(target=till.call) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert till.states() == ["done"] * 40
+    assert sorted(till.other.calls) == sorted(effect.idempotency_key for effect in till.effects())
 
 
 def test_an_effect_that_this_worker_does_not_know_is_left_for_one_that_does(build: Build) -> None:

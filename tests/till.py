@@ -55,6 +55,7 @@ class Till:
         build: Callable[[Till], None],
         *,
         endpoints: dict[str, Any] | None = None,
+        create: bool = True,
         **config: Any,
     ) -> None:
         self.simulator = Simulator("stripe")
@@ -82,15 +83,15 @@ class Till:
         app.config.update(
             SQLALCHEMY_DATABASE_URI=url,
             WEBHOOKS=stripe if endpoints is None else endpoints,
-            CELERY={"broker_url": "memory://"},
-            **config,
+            **{"CELERY": {"broker_url": "memory://"}, **config},
         )
         db.init_app(app)
         self.webhooks.init_app(app)
         app.register_blueprint(self.webhooks.blueprint, url_prefix="/webhooks")
-        with app.app_context():
-            db.drop_all()
-            db.create_all()
+        if create:
+            with app.app_context():
+                db.drop_all()
+                db.create_all()
         self.simulator._send = self.receive
 
     @property

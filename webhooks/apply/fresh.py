@@ -158,7 +158,9 @@ class _One:
             account=self.account,
             body=jsontext.dumps({"fresh": self.ref.kind, "id": self.ref.id}),
         )
-        self.applier.inbox.record([arrival])
+        (recorded,) = self.applier.inbox.record([arrival])
+        if not recorded.new:
+            self.applier.inbox.redrive([recorded.id])  # it may have died of an API that was down
         return True
 
     def _row(self) -> Any:
