@@ -307,25 +307,32 @@ def test_a_worker_that_took_too_long_may_still_say_that_it_happened(build: Build
     assert (till.states(), len(till.other.calls)) == (["done"], 1)
 
 
-def test_a_worker_that_was_settled_over_has_nothing_to_say_any_more(
-    build: Build, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_that_was_settled_over_has_nothing_to_say_any_more(build: Build) -> None:
     till = build()
-
-    def slow(key: str) -> None:
-        till.other.behave = lambda _: None
-        till.all_leases_run_out()
-        till.state.outbox.take(till.webhooks.effects.values())
-        till.state.outbox.settle(key, done=False)
-
-    till.other.behave = slow
     promise(till)
-    till.state.caller.outbox.lease = timedelta(minutes=5)
-    taken = till.state.outbox.take(till.webhooks.effects.values())
+    definitions = till.webhooks.effects.values()
+    taken = till.state.outbox.take(definitions)
     assert taken is not None
-    slow(taken.key)
+    till.all_leases_run_out()
+    assert till.state.outbox.take(definitions) is None
+    assert till.state.outbox.settle(taken.key, done=False)
     assert till.state.outbox.done(taken) is False
     assert till.states() == ["recorded"]
+
+
+def test_a_worker_whose_effect_another_one_calls_by_now_has_nothing_to_say_any_more(build: Build) -> None:
+    till = build(idempotent=True)
+    promise(till)
+    definitions = till.webhooks.effects.values()
+    first = till.state.outbox.take(definitions)
+    till.all_leases_run_out()
+    second = till.state.outbox.take(definitions)
+    assert first is not None
+    assert second is not None
+    assert till.state.outbox.again(first, "late", timedelta(0)) is False
+    assert till.state.outbox.unknown(first, definitions[0], "late") is False
+    assert till.states() == ["started"]
+    assert till.state.outbox.done(second) is True
 
 
 def test_a_worker_that_was_held_up_before_the_call_does_not_call(build: Build) -> None:
