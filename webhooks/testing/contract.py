@@ -319,7 +319,8 @@ class ProviderContract:
                     "it signs a time"
                 )
                 continue
-            tolerance: timedelta = getattr(signature, "tolerance")  # noqa: B009 - part of no protocol
+            tolerance = getattr(signature, "tolerance", None)
+            assert isinstance(tolerance, timedelta), "a scheme that signs a time says how far it may be off"
             for late in (timedelta(0), tolerance - timedelta(seconds=1)):
                 assert verdict(self.provider, signed, self._secrets(), NOW + late) == "accepted"
             for off in (tolerance + timedelta(seconds=2), years, -tolerance - timedelta(seconds=2), -years):
