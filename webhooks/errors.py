@@ -137,10 +137,14 @@ class GiveUp(WebhooksError):
 
 
 class ApiRefused(GiveUp):
-    """The provider's API answered 4xx for a reason that time does not mend (credentials, permissions, request)."""
+    """The provider's API answered 4xx for a reason that time does not mend (credentials, permissions, request).
 
-    def __init__(self, reason: str, http_status: int) -> None:
+    `answer` is the decoded body, where there is one: not every API says "no such object" with a 404.
+    """
+
+    def __init__(self, reason: str, http_status: int, answer: object = None) -> None:
         self.http_status = http_status
+        self.answer = answer
         super().__init__(reason)
 
 

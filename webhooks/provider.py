@@ -250,16 +250,19 @@ class Redelivery:
 
 @dataclass(frozen=True)
 class ApiSpec:
-    """Where the API is and what every request carries; `{name}` stands for a setting, `{account}` for the account.
+    """Where the API is and what every request carries; `{name}` stands for a setting, `{account}` for the account,
+    and `{one|other}` for the first of them that is set.
 
     A header whose template names something that is not set is left out. `basic` is user and password for HTTP basic
-    authentication. `under` holds headers for paths that start with its keys, instead of the general ones of that name.
+    authentication. `under` holds headers for paths that start with its keys, instead of the general ones of that name;
+    `bases` holds base URLs for paths that start with its keys, instead of the general one.
     """
 
     base_url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     basic: tuple[str, str] | None = None
     under: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    bases: Mapping[str, str] = field(default_factory=dict)
 
 
 class Api(Protocol):
