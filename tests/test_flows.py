@@ -347,7 +347,9 @@ def test_what_does_not_fit_a_schema_is_a_dead_letter_with_its_field_errors(build
     assert (good.state, till.rows(), asked) == ("ignored", ["ada@example.test"], ["ada@example.test"])
 
 
-def test_fields_that_a_provider_adds_are_no_mistake_at_any_depth_unless_a_schema_says_so(build: Build) -> None:
+def test_fields_that_a_provider_adds_are_no_mistake_at_any_depth_unless_a_schema_says_so(
+    build: Build,
+) -> None:
     line = Schema.from_dict({"sku": fields.String(required=True)})
 
     class Wide(Schema):
@@ -361,7 +363,9 @@ def test_fields_that_a_provider_adds_are_no_mistake_at_any_depth_unless_a_schema
         till.webhooks.on("stripe", "customer.created", schema=Wide, name="wide")(
             lambda event, customer: till.db.session.add(till.Row(what=customer["lines"][0]["new"]))
         )
-        till.webhooks.on("stripe", "product.created", schema=Narrow, name="narrow")(lambda event, product: None)
+        till.webhooks.on("stripe", "product.created", schema=Narrow, name="narrow")(
+            lambda event, product: None
+        )
 
     till = build(register)
     new = {"sku": "a", "new": "b"}

@@ -81,9 +81,15 @@ class Receiver:
             envelopes = endpoint.provider.parse(delivery)
         except Unreadable as reason:
             return [unreadable(endpoint.name, endpoint.provider, delivery, secret, str(reason))], []
-        return [
-            arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes
-        ], envelopes
+        for envelope in envelopes:
+            if envelope.nonce and not self._is_first_use(endpoint, envelope, delivery):
+                raise SignatureError("replayed", "what is signed was used before, for another event or body")
+        arrivals = [arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes]
+        return arrivals, envelopes
+
+    def _is_first_use(self, endpoint: Endpoint, envelope: Envelope, delivery: Request) -> bool:
+        digest = hashlib.sha256(delivery.body).hexdigest()
+        return self._inbox.use_nonce(endpoint.name, envelope.nonce, envelope.dedup_key, digest)
 
     def _apply(self, endpoint: Endpoint, ids: list[int], started: float) -> None:
         allowed = (endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN

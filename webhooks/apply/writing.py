@@ -18,7 +18,7 @@ from ..handlers import Handler, Handlers
 from ..inbox import Event, Group, Inbox, read_version, write_version
 from ..jsontext import Json
 from ..provider import ObjectRef
-from .fetching import LAG_LIMIT, Fetched, is_behind, older, require_visible
+from .fetching import Fetched, is_behind, older, regresses, require_visible
 from .running import Running, in_handler
 
 __all__ = ["ClaimLost", "Refetch", "Write"]
@@ -49,8 +49,8 @@ class Write:
     keep_data: bool
     ran: list[str] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Apply all events of the group and give each its outcome. The caller commits.
+    def run(self) -> list[str]:
+        """Apply all events of the group and give each its outcome; return the outcomes. The caller commits.
 
         Raises what a handler raises, NotVisibleYet, Refetch, or ClaimLost.
         """
@@ -71,6 +71,7 @@ class Write:
         else:
             outcomes |= self._write_carried(self.group.object, events)
         self._close(outcomes)
+        return [outcome for _, outcome in outcomes.values()]
 
     # -- the object as fetched
 
@@ -82,7 +83,7 @@ class Write:
         if any(is_behind(self.endpoint, event, self.fetched, self.as_of) for event in events):
             raise NotVisibleYet("the API shows an older version than the event says")
         version = self._version(ref, self.fetched.data)
-        if stored is not None and self._regresses(events, version, stored.version):
+        if stored is not None and regresses(events, version, stored.version, self.as_of):
             raise NotVisibleYet("the API shows an older version than we already have")
         fresh = self._freshen(ref, version, self.fetched.data, gone=self.fetched.gone, as_of=self.as_of)
         thing, gone = (self.fetched.data, self.fetched.gone) if fresh else self._fresher(ref)
@@ -104,10 +105,6 @@ class Write:
 
     def _healed(self, event: Event) -> str:
         return "healed" if event.origin == "reconcile" else "applied"
-
-    def _regresses(self, events: Sequence[Event], version: str | None, stored: str | None) -> bool:
-        recent = all(self.as_of - event.received_at < LAG_LIMIT for event in events)
-        return recent and older(read_version(version), read_version(stored))
 
     def _fresher(self, ref: ObjectRef) -> tuple[Json, bool]:
         """What the other worker wrote; our events' `on` handlers see that."""
