@@ -13,6 +13,7 @@ from urllib.parse import quote
 from flask import Blueprint, Flask, Response, abort, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
+from .answers import MARGIN, UNKNOWN_DEADLINE, Desk
 from .apply import Applier
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
@@ -30,28 +31,24 @@ BLUEPRINT = "webhooks"
 RETRY_AFTER = timedelta(seconds=30)
 """What a provider is told while the inbox cannot be written."""
 
-UNKNOWN_DEADLINE = timedelta(seconds=10)
-"""For `apply="request"` where the provider publishes none: most cut the line after 10 to 30 s."""
-
-MARGIN = timedelta(seconds=1)
-"""Kept of the provider's deadline for the way back."""
-
 log = logging.getLogger(__name__)
 
 
 class Receiver:
     """What the blueprint needs of one app."""
 
-    def __init__(self, endpoints: Endpoints, inbox: Inbox, bell: Bell, applier: Applier) -> None:
+    def __init__(self, endpoints: Endpoints, inbox: Inbox, bell: Bell, applier: Applier, desk: Desk) -> None:
         self.endpoints = endpoints
         self._inbox = inbox
         self._bell = bell
         self._applier = applier
+        self._desk = desk
 
     def receive(self, endpoint: Endpoint, delivery: Request) -> Reply:
         """Verify and record a delivery; return what the provider should get to read.
 
         200: recorded, for the first time or again; also what nobody can read (a dead letter) and what nobody wants.
+        Where an `answer` handler decides, its answer, whatever becomes of the record.
         Raises SignatureError (401), TooLarge (413), Unsupported (415), InboxUnavailable (503, with Retry-After).
         """
         started = time.monotonic()
@@ -62,7 +59,10 @@ class Receiver:
         if len(delivery.body) > endpoint.max_body:
             raise TooLarge(f"{len(delivery.body)} bytes")
         secret = fingerprint(provider.signature.verify(delivery, endpoint.secrets, datetime.now(UTC)))
-        arrivals = self._arrivals(endpoint, delivery, secret)
+        arrivals, envelopes = self._arrivals(endpoint, delivery, secret)
+        answerer = self._desk.answerer(endpoint, envelopes)
+        if answerer is not None:
+            return self._desk.answer(endpoint, answerer, envelopes[0], arrivals[0], started)
         recorded = self._inbox.record(arrivals)
         new = [r.id for r, a in zip(recorded, arrivals, strict=True) if a.state == "pending"]
         if new and endpoint.apply == "request":
@@ -74,15 +74,18 @@ class Receiver:
         except Unreadable:
             return Reply()
 
-    def _arrivals(self, endpoint: Endpoint, delivery: Request, secret: str) -> list[Arrival]:
+    def _arrivals(
+        self, endpoint: Endpoint, delivery: Request, secret: str
+    ) -> tuple[list[Arrival], list[Envelope]]:
         try:
             envelopes = endpoint.provider.parse(delivery)
         except Unreadable as reason:
-            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, str(reason))]
+            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, str(reason))], []
         for envelope in envelopes:
             if envelope.nonce and not self._is_first_use(endpoint, envelope, delivery):
                 raise SignatureError("replayed", "what is signed was used before, for another event or body")
-        return [arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes]
+        arrivals = [arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes]
+        return arrivals, envelopes
 
     def _is_first_use(self, endpoint: Endpoint, envelope: Envelope, delivery: Request) -> bool:
         digest = hashlib.sha256(delivery.body).hexdigest()
