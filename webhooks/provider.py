@@ -373,8 +373,12 @@ _ISO = re.compile(
     r"(\d{4}-\d{2}-\d{2})[T ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?\s*(Z|[+-]\d{2}:?\d{2}|UTC)?",
     re.ASCII | re.IGNORECASE,
 )
+_NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,12})?", re.ASCII)
 _MILLISECONDS_FROM = 100_000_000_000
 """A number of seconds beyond this is the year 5138, so it is milliseconds (and microseconds a thousand times later)."""
+
+_FIRST, _LAST = datetime(1000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""Nobody's clock shows a time outside, and not every database can read back there what it has written."""
 
 
 def instant(value: Any) -> datetime | None:
@@ -383,34 +387,31 @@ def instant(value: Any) -> datetime | None:
     Takes Unix seconds, milliseconds or microseconds (also as text) and ISO 8601 with any fraction; a text without a
     zone is UTC. Unknown is None and never "old".
     """
-    if isinstance(value, datetime):
-        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, str):
-        match = _ISO.fullmatch(value.strip())
-        if match is None:
-            try:
-                value = float(value) if len(value) < 32 and value.strip().isascii() else None
-            except ValueError:
-                return None
-        else:
-            day, time, fraction, zone = match.groups()
-            zone = "+00:00" if zone is None or zone.upper() in {"Z", "UTC"} else zone
-            try:
-                return datetime.fromisoformat(
-                    f"{day}T{time}.{(fraction or '').ljust(6, '0')[:6]}{zone}"
-                ).astimezone(UTC)
-            except (ValueError, OverflowError):
-                return None
-    if not isinstance(value, int | float):
-        return None
     try:
-        while abs(value) >= _MILLISECONDS_FROM:
-            value = value / 1000
-        return datetime.fromtimestamp(value, UTC)
+        found = _instant(value)
     except (ValueError, OverflowError, OSError):
         return None
+    return found if found is not None and _FIRST <= found < _LAST else None
+
+
+def _instant(value: Any) -> datetime | None:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+    if isinstance(value, str):
+        text = value.strip()
+        match = _ISO.fullmatch(text)
+        if match is not None:
+            day, time, fraction, zone = match.groups()
+            zone = "+00:00" if zone is None or zone.upper() in {"Z", "UTC"} else zone
+            micros = (fraction or "").ljust(6, "0")[:6]
+            return datetime.fromisoformat(f"{day}T{time}.{micros}{zone}").astimezone(UTC)
+        value = float(text) if _NUMBER.fullmatch(text) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    for unit in (1, 1_000, 1_000_000, 1_000_000_000):  # seconds, milliseconds, microseconds, nanoseconds
+        if abs(value) < _MILLISECONDS_FROM * unit:
+            return datetime.fromtimestamp(value / unit, UTC)
+    return None
 
 
 def as_text(value: Any) -> str:
