@@ -13,7 +13,7 @@ from urllib.parse import quote
 from flask import Blueprint, Flask, Response, abort, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from .apply import Applier
+from .apply import Applier, summary
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
 from .inbox import Arrival, Inbox, arrival, unreadable
@@ -71,15 +71,21 @@ class Receiver:
             self._bell.ring()
         try:
             return provider.reply(delivery)
-        except Unreadable:
+        except Exception as error:  # noqa: BLE001 - it is recorded, so the answer is yes
+            if not isinstance(error, Unreadable):
+                log.error("%s: no reply could be made: %s", endpoint.name, summary(error))
             return Reply()
 
     def _arrivals(self, endpoint: Endpoint, delivery: Request, secret: str) -> list[Arrival]:
         try:
             envelopes = endpoint.provider.parse(delivery)
+            return [arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes]
         except Unreadable as reason:
-            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, str(reason))]
-        return [arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes]
+            why = str(reason)
+        except Exception as error:  # noqa: BLE001 - a mistake in a provider file must not turn deliveries away
+            why = f"the provider file stumbled: {summary(error)}"
+            log.error("%s: %s", endpoint.name, why)
+        return [unreadable(endpoint.name, endpoint.provider, delivery, secret, why)]
 
     def _apply(self, endpoint: Endpoint, ids: list[int], started: float) -> None:
         allowed = (endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN

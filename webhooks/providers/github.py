@@ -56,6 +56,8 @@ _FULL_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", re.ASCII)
 
 def parse(request: Request) -> list[Envelope]:
     event = request.headers.get("X-GitHub-Event", "").strip()
+    if not event:
+        raise Unreadable("a GitHub delivery names its event in X-GitHub-Event")
     body = _payload(request)
     action = as_text(body.get("action"))
     key = request.headers.get("X-GitHub-Delivery", "").strip()
@@ -94,7 +96,7 @@ def _object(event: str, body: Mapping[str, Any]) -> tuple[ObjectRef | None, Json
         key, field, path = OBJECTS[event]
         snapshot, number = body.get(key), as_text(dig(body.get(key), field))
         id_ = as_text(dig(snapshot, "id")) or (f"{repository}/{number}" if number else "")
-        where = base + path.format(quote(number, safe="")) if base and number else ""
+        where = base + path.format(number) if base and _is_number(number) else ""
         return (ObjectRef(KINDS.get(event, key), id_, where) if id_ else None), snapshot
     if event in {"push", "create", "delete"}:
         name = as_text(body.get("ref"))
@@ -103,16 +105,17 @@ def _object(event: str, body: Mapping[str, Any]) -> tuple[ObjectRef | None, Json
         where = f"{base}/git/ref/{quote(full.removeprefix('refs/'))}" if base else ""
         snapshot = {"ref": full, "object": {"sha": body.get("after")}} if event == "push" else None
         return (ObjectRef("ref", f"{repository}:{full}", where) if name and repository else None), snapshot
-    if event == "repository" and repository:
-        return ObjectRef("repository", repository, f"/repositories/{path_segment(repository)}"), body.get(
-            "repository"
-        )
+    if event == "repository" and _is_number(repository):
+        return ObjectRef("repository", repository, f"/repositories/{repository}"), body["repository"]
     installation = as_text(dig(body, "installation", "id"))
-    if event == "installation" and installation:
-        return ObjectRef("installation", installation, f"/app/installations/{installation}"), body[
-            "installation"
-        ]
+    if event == "installation" and _is_number(installation):
+        ref = ObjectRef("installation", installation, f"/app/installations/{installation}")
+        return ref, body["installation"]
     return None, None
+
+
+def _is_number(id_: str) -> bool:
+    return id_.isascii() and id_.isdigit() and len(id_) <= 20
 
 
 def _repository_path(body: Mapping[str, Any]) -> str:
@@ -134,7 +137,10 @@ def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind == "installation" and not api.settings.get("app_jwt"):
         raise NotFetchable("GitHub: an installation is only shown to its app; set `app_jwt`")
     # Also answers for a renamed repository or a transferred issue: the API redirects, and we follow within its host.
-    return api.find(ref.path)
+    found = api.find(ref.path)
+    # A transferred issue goes on under another id, and a name that was given up may be another repository's by now.
+    other = _is_number(ref.id) and as_text(dig(found, "id")) not in {ref.id, ""}
+    return None if other else found
 
 
 def version(ref: ObjectRef, data: Json) -> Version | None:
