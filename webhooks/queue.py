@@ -43,7 +43,7 @@ QUIET = timedelta(milliseconds=50)
 """A process rings at most so often; a worker that was rung for applies whatever came meanwhile."""
 
 BROKEN = timedelta(seconds=5)
-"""A broker that refused is left alone for so long: the door must not wait for it with every request."""
+"""A broker that refused is tried again after so long."""
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
         "polling_interval": 0.2,
     }
     return settings | {
-        "broker_url": "filesystem://",
+        "broker_url": "filesystem://localhost/",
         # Answers and events of workers would be files that nobody reads.
         "worker_enable_remote_control": False,
         "worker_send_task_events": False,
@@ -99,42 +99,45 @@ class Bell:
         self._lock = threading.Lock()
         self._pending = False
         self._last = 0.0
-        self._broken_until = 0.0
 
     def ring(self) -> None:
         """See to it that a worker looks into the inbox soon. Never raises, never waits for a broker."""
-        with self._lock:
-            if self._pending:
-                return
-            wait = self._last + QUIET.total_seconds() - time.monotonic()
-            self._pending = True
         # The first event after a pause is rung for at once, the rest of a burst when the pause is over.
-        timer = threading.Timer(max(wait, 0.0), self._publish)
-        timer.daemon = True
-        timer.start()
+        self._plan(self._last + QUIET.total_seconds() - time.monotonic())
 
     def ring_in(self, delay: timedelta) -> None:
         """Ring once more after that time, for events that were postponed."""
         self._send(countdown=delay.total_seconds())
 
+    def _plan(self, wait: float) -> None:
+        with self._lock:
+            if self._pending:
+                return
+            self._pending = True
+        timer = threading.Timer(max(wait, 0.0), self._publish)
+        timer.daemon = True
+        timer.start()
+
     def _publish(self) -> None:
         with self._lock:
             self._pending = False
             self._last = time.monotonic()
-        self._send()
+        if not self._send():
+            self._plan(BROKEN.total_seconds())
 
-    def _send(self, **options: Any) -> None:
+    def _send(self, **options: Any) -> bool:
+        """Publish; False if the broker did not take it."""
         celery = self._celery()
-        if celery is None or time.monotonic() < self._broken_until:
-            return
-        if not options and _already_rung(celery.conf):
-            return
+        if celery is None:
+            return True
         try:
-            celery.send_task(APPLY, queue=QUEUE, ignore_result=True, retry=False, **options)
-            self.rung += 1
+            if options or not _already_rung(celery.conf):
+                celery.send_task(APPLY, queue=QUEUE, ignore_result=True, retry=False, **options)
+                self.rung += 1
         except Exception as error:  # noqa: BLE001 - whatever a broker raises, the event is safe in the inbox
-            self._broken_until = time.monotonic() + BROKEN.total_seconds()
             log.warning("the doorbell is out of order (%s); the sweep finds the events", type(error).__name__)
+            return False
+        return True
 
 
 def _already_rung(conf: Mapping[str, Any]) -> bool:

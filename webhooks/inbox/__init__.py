@@ -107,6 +107,10 @@ class Inbox:
             return literal(datetime.now(UTC) + offset, DateTime(timezone=True))
         return func.clock_timestamp() + literal(offset, Interval) if offset else func.clock_timestamp()
 
+    def close_connections(self) -> None:
+        """Give back what is held open between requests; it is opened again when needed."""
+        self._door.close()
+
     # -- in
 
     def record(self, arrivals: Sequence[Arrival]) -> list[Recorded]:

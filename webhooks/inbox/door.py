@@ -67,6 +67,11 @@ class Door:
         assert ticket.recorded is not None
         return ticket.recorded
 
+    def close(self) -> None:
+        """Close the connection; the next arrival opens one."""
+        with self._writing:
+            self._disconnect()
+
     def _write_waiting(self) -> None:
         with self._queue:
             batch: list[_Ticket] = []

@@ -125,6 +125,8 @@ class Simulator:
         self.api = ApiFaults()
         self.delivery = DeliveryFaults()
         self.counts = Counts()
+        self.before_reply: Callable[[Call, Answer], None] = lambda _call, _answer: None
+        """Called when an answer is decided and not yet sent; a test that waits here makes a slow answer of old state."""
         self.calls: list[Call] = []
         """Every call of the API, for tests that count."""
         self.chance = random.Random(seed)
@@ -336,7 +338,9 @@ class Simulator:
             return Answer(
                 429, {"error": {"code": "rate_limit", "message": "slow down"}}, {"Retry-After": "1"}
             )
-        return self.service.answer(self.world, call)
+        answer = self.service.answer(self.world, call)
+        self.before_reply(call, answer)
+        return answer
 
     def _is_limited(self) -> bool:
         if self.api.rate is None:
