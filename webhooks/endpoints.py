@@ -58,7 +58,8 @@ class Endpoint:
     def setting(self, name: str) -> str:
         """A setting's value now; '' if it is not set. Callables are asked every time, so that tokens can rotate."""
         value = self.settings.get(name, self.provider.defaults.get(name, ""))
-        return value() if callable(value) else value
+        found = value() if callable(value) else value
+        return str(found or "").strip()  # what comes from a file ends in a new line
 
     def fingerprints(self) -> list[str]:
         return [fingerprint(secret) for secret in self.secrets]
