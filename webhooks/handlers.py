@@ -18,6 +18,9 @@ from .provider import Provider, as_text, dig
 
 __all__ = ["Handler", "Handlers", "Late"]
 
+KNOWN = 10_000
+"""Answers that are remembered; types come from outside, and must not fill the memory."""
+
 Late = Literal["run", "skip"]
 Schemas = type[Schema] | Schema | None
 
@@ -92,6 +95,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self._handlers: list[Handler] = []
+        self._found: dict[tuple[str, str, str], list[Handler]] = {}
 
     def __iter__(self) -> Iterator[Handler]:
         return iter(self._handlers)
@@ -109,12 +113,26 @@ class Handlers:
                     f"{', '.join(handler.types)} at {handler.where}; let one handler list the types that are alternatives"
                 )
         self._handlers.append(handler)
+        self._found.clear()
 
     def syncs(self, endpoint: Endpoint, kind: str) -> list[Handler]:
-        return [h for h in self._handlers if h.verb == "sync" and kind in h.kinds and h.is_for(endpoint)]
+        """The `sync` handlers for objects of this kind."""
+        return self._find(endpoint, "sync", kind)
 
     def ons(self, endpoint: Endpoint, type_: str) -> list[Handler]:
-        return [h for h in self._handlers if h.verb == "on" and h.is_for(endpoint) and h.wants(type_)]
+        """The `on` handlers for events of this type."""
+        return self._find(endpoint, "on", type_)
+
+    def _find(self, endpoint: Endpoint, verb: Literal["sync", "on"], name: str) -> list[Handler]:
+        if not self._handlers:
+            return []
+        found = self._found.get((endpoint.name, verb, name))
+        if found is None:
+            mine = [h for h in self._handlers if h.verb == verb and h.is_for(endpoint)]
+            found = [h for h in mine if (name in h.kinds if verb == "sync" else h.wants(name))]
+            if len(self._found) < KNOWN:
+                self._found[endpoint.name, verb, name] = found
+        return found
 
     def any_for(self, endpoint: Endpoint) -> bool:
         return any(handler.is_for(endpoint) for handler in self._handlers)

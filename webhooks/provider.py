@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -34,6 +35,7 @@ __all__ = [
     "Signature",
     "Version",
     "as_text",
+    "body_key",
     "dig",
     "instant",
     "path_segment",
@@ -164,6 +166,9 @@ class Envelope:
     livemode: bool | None = None
     correlation: str = ""
     """What other events about the same fact share, where the provider has such an id."""
+    nonce: str = ""
+    """A value that is signed in place of the body (Mailgun's token). It is good for the event that it first came with:
+    the same nonce with another dedup key or another body is a replay."""
     request: Request | None = field(default=None, repr=False)
     """Where it was read from; its body and the headers that `parse` reads are kept."""
 
@@ -335,6 +340,9 @@ class Provider:
     """True: the dedup key is not covered by the signature, so the body's digest is a second guard."""
     settings: tuple[str, ...] = ()
     """What the endpoint's configuration may hold."""
+    configure: Callable[[Mapping[str, str]], Provider] | None = None
+    """The finished provider for these settings, where they decide how to verify and to read; called once, at start-up.
+    Raises ConfigError that names every wrong setting. None: the provider is finished as it stands."""
     required: tuple[str, ...] = ()
     """Those of `settings` without which nothing can be fetched."""
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -419,6 +427,11 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
+
+
+def body_key(body: bytes) -> str:
+    """The dedup key of an event without an id: the same for the same bytes, another for others."""
+    return "sha256:" + hashlib.sha256(body).hexdigest()
 
 
 def path_segment(value: str) -> str:

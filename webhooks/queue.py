@@ -109,6 +109,18 @@ class Bell:
         """Ring once more after that time, for events that were postponed."""
         self._send(countdown=delay.total_seconds())
 
+    def trouble(self) -> str | None:
+        """Why the broker cannot be reached; None: it can. Waits for it, but not long: for people who ask."""
+        celery = self._celery()
+        if celery is None:
+            return "there is no Celery app to ring"
+        try:
+            with celery.connection_for_write(connect_timeout=BROKEN.total_seconds()) as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKEN.seconds)
+        except Exception as error:  # noqa: BLE001 - whatever a broker raises; never its text, which may hold the URL
+            return f"the broker cannot be reached ({type(error).__name__})"
+        return None
+
     def _plan(self, wait: float) -> None:
         with self._lock:
             if self._pending:

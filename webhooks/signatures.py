@@ -32,6 +32,7 @@ __all__ = [
     "unix",
     "unix_seconds",
     "usable",
+    "whsec_problem",
 ]
 
 TOLERANCE = timedelta(seconds=300)
@@ -191,11 +192,23 @@ def standard_key(secret: str) -> bytes:
     return key
 
 
+def whsec_problem(secret: str) -> str | None:
+    """Why this cannot be a `whsec_…` secret; None: it can. For `Provider.secret_problem`."""
+    if not secret.strip().removeprefix("v1,").startswith("whsec_"):
+        return "a signing secret begins with whsec_ (an API key or an endpoint's id is something else)"
+    try:
+        standard_key(secret)
+    except ValueError as error:
+        return f"no signing secret: {error}"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class StandardWebhooks:
     """Standard Webhooks and Svix: `<id>.<time>.<body>`, base64, several signatures separated by blanks.
 
-    Of the header families in `prefixes` the first one that the request holds counts, whole: never a mixture.
+    Of the header families in `prefixes` the first one that the request holds counts, whole: never a mixture. A request
+    in which two families name two messages is refused, so that `message_id` is always the one that was signed.
     """
 
     prefixes: tuple[str, ...] = ("webhook-",)
@@ -207,6 +220,8 @@ class StandardWebhooks:
     def verify(self, request: Request, secrets: Sequence[str], now: datetime | float) -> str:
         prefix = next((p for p in self.prefixes if request.headers.get(p + "signature")), self.prefixes[0])
         message = header_bytes(request, prefix + "id")
+        if len({name for p in self.prefixes if (name := request.headers.get(p + "id"))}) > 1:
+            raise SignatureError("malformed", "two ids")
         time = header_bytes(request, prefix + "timestamp")
         entries = [entry.partition(b",") for entry in header_bytes(request, prefix + "signature").split(b" ")]
         given = [value for version, _, value in entries if version == b"v1" and value]
@@ -223,6 +238,10 @@ class StandardWebhooks:
         secret = matching(secrets, given, expected)
         require_recent(seconds, now, self.tolerance)
         return secret
+
+    def message_id(self, request: Request) -> str:
+        """The id of the message, the same for all its deliveries; '' if the request has none."""
+        return next((name for p in self.prefixes if (name := request.headers.get(p + "id", "").strip())), "")
 
     def sign(self, request: Request, secret: str, now: datetime | float) -> Request:
         """Sign under the id that the request carries; a request without one gets the digest of its body for an id."""

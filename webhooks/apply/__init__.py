@@ -24,6 +24,8 @@ from ..inbox.rows import stored_key
 from ..provider import Envelope, Request
 from ..queue import Bell
 from .fetching import CONCURRENCY, Fetched, fetch, fetch_all
+from .mirroring import BATCH as MIRROR_BATCH
+from .mirroring import Mirrored, is_plain, mirror
 from .writing import ClaimLost, Refetch, Write, refuse_commit
 
 __all__ = ["Applied", "Applier", "backoff", "refuse_commit", "summary"]
@@ -100,7 +102,7 @@ class Applier:
         return done
 
     def _ring_for_postponed(self) -> None:
-        wait = self.inbox.next_due()
+        wait = self.inbox.next_due(self.endpoints)
         if wait is not None and wait <= RING_AHEAD:
             self.bell.ring_in(wait + timedelta(milliseconds=100))
 
@@ -110,24 +112,29 @@ class Applier:
         self.at("claimed")
         done.claims += 1
         done.events += claim.size
+        plain: list[Mirrored] = []
         fetchable: list[Group] = []
         for group in self._sorted_out(claim, done):
             if group.object is not None and self.endpoints[group.endpoint].fetches:
                 fetchable.append(group)
             else:
-                self._write(claim, group, Fetched(asked=False), done)
-        ask = self._asking(deadline)
-        if len(fetchable) == 1 or deadline is not None:
-            answers: Iterable[tuple[Group, Fetched | Exception]] = ((g, _attempt(ask, g)) for g in fetchable)
-        else:
-            answers = fetch_all(fetchable, ask, self._threads())
-        for group, fetched in answers:
+                self._put(claim, group, Fetched(asked=False), plain, done)
+        for group, fetched in self._answers(fetchable, deadline):
             self.at("fetched")
             done.fetches += 1
             if isinstance(fetched, Exception):
                 self._settle(claim, group, group.events, fetched, done)
             else:
-                self._write(claim, group, fetched, done)
+                self._put(claim, group, fetched, plain, done)
+        self._mirror(claim, plain, done)
+
+    def _answers(
+        self, groups: list[Group], deadline: float | None
+    ) -> Iterable[tuple[Group, Fetched | Exception]]:
+        ask = self._asking(deadline)
+        if len(groups) == 1 or deadline is not None:
+            return ((group, _attempt(ask, group)) for group in groups)
+        return fetch_all(groups, ask, self._threads())
 
     def _asking(self, deadline: float | None) -> Callable[[Group], Fetched]:
         return lambda group: fetch(self.apis, self.endpoints[group.endpoint], group, deadline=deadline)
@@ -138,10 +145,9 @@ class Applier:
         return self._pool
 
     def _sorted_out(self, claim: Claim, done: Applied) -> list[Group]:
-        """The groups that need work, their events with bodies; the others get their outcome, all in one statement."""
+        """The groups that need work; the other events get their outcome, all of one kind in one statement."""
         wanted: list[Group] = []
         refused: dict[tuple[str, str, str | None], list[int]] = {}
-        bodies = self.inbox.bodies([event.id for group in claim.groups for event in group.events])
         for group in claim.groups:
             endpoint = self.endpoints[group.endpoint]
             events = []
@@ -159,9 +165,9 @@ class Applier:
                 elif not self._wants(endpoint, event):
                     refused.setdefault(("ignored", "no_handler", None), []).append(event.id)
                 else:
-                    events.append(_with_body(endpoint, event, bodies.get(event.id)))
+                    events.append(event)
             if events:
-                wanted.append(replace(group, events=events))
+                wanted.append(group if len(events) == len(group.events) else replace(group, events=events))
         for (state, outcome, error), ids in refused.items():
             self.inbox.finish(claim.no, ids, state, outcome, error)
             _count(done, outcome, len(ids))
@@ -178,6 +184,43 @@ class Applier:
 
     def _mirrors_all(self, endpoint: Endpoint) -> bool:
         return endpoint.mirror == "all" or (endpoint.mirror == "auto" and not self.handlers.any_for(endpoint))
+
+    # -- objects that no handler is for, many at once
+
+    def _put(
+        self, claim: Claim, group: Group, fetched: Fetched, plain: list[Mirrored], done: Applied
+    ) -> None:
+        """Write an object, now or, where no handler is for it, together with others."""
+        endpoint = self.endpoints[group.endpoint]
+        if not fetched.asked:
+            group = self._with_bodies(endpoint, group)
+        if self._has_handler(endpoint, group) or not is_plain(endpoint, group, fetched):
+            self._write(claim, group, fetched, done)
+            return
+        plain.append(Mirrored(endpoint, group, fetched))
+        if len(plain) >= MIRROR_BATCH:
+            self._mirror(claim, plain, done)
+
+    def _mirror(self, claim: Claim, plain: list[Mirrored], done: Applied) -> None:
+        batch = plain.copy()
+        plain.clear()
+        if not batch:
+            return
+        try:
+            left = mirror(self.inbox, claim, batch)
+        except DBAPIError:
+            left = batch  # one by one, each with its own tries and its own error
+        slow = {id(one) for one in left}
+        _count(done, "applied", sum(len(one.group.events) for one in batch if id(one) not in slow))
+        self.at("written")
+        for one in left:
+            self._write(claim, one.group, one.fetched, done)
+
+    def _has_handler(self, endpoint: Endpoint, group: Group) -> bool:
+        kind = group.object.kind if group.object else None
+        return bool(kind is not None and self.handlers.syncs(endpoint, kind)) or any(
+            self.handlers.ons(endpoint, event.type) for event in group.events
+        )
 
     # -- one object
 
@@ -197,6 +240,7 @@ class Applier:
 
     def _commit(self, claim: Claim, group: Group, fetched: Fetched) -> None:
         endpoint = self.endpoints[group.endpoint]
+        group = self._with_bodies(endpoint, group)
         for tries in range(1, TRIES + 1):
             try:
                 with self.scope() as session:
@@ -218,6 +262,16 @@ class Applier:
                     raise
                 # Deadlock, serialization failure, a busy SQLite, a database that restarts: the same work once more.
                 time.sleep(random.uniform(0.5, 1.5) * 0.02 * 3**tries)  # noqa: S311 - jitter
+
+    def _with_bodies(self, endpoint: Endpoint, group: Group) -> Group:
+        """The group with its events' decoded data, as far as their bodies are still there."""
+        bare = [event.id for event in group.events if event.data is None]
+        if not bare:
+            return group
+        bodies = self.inbox.bodies(bare)
+        return replace(
+            group, events=[_with_body(endpoint, event, bodies.get(event.id)) for event in group.events]
+        )
 
     # -- what went wrong
 
@@ -313,7 +367,6 @@ def _attempt(ask: Callable[[Group], Fetched], group: Group) -> Fetched | Excepti
 
 
 def _with_body(endpoint: Endpoint, event: Event, kept: tuple[bytes, dict[str, str]] | None) -> Event:
-    """The event with its decoded data, as far as its body is still there."""
     if kept is None:
         return event
     envelope = read_again(endpoint, event.dedup_key, *kept)

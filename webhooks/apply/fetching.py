@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,7 +14,16 @@ from ..errors import NotFetchable, NotVisibleYet, RetryLater
 from ..inbox import Event, Group, read_version, write_version
 from ..jsontext import Json
 
-__all__ = ["CONCURRENCY", "LAG_LIMIT", "Fetched", "fetch", "fetch_all", "is_behind"]
+__all__ = [
+    "CONCURRENCY",
+    "Fetched",
+    "fetch",
+    "fetch_all",
+    "is_behind",
+    "older",
+    "regresses",
+    "require_visible",
+]
 
 CONCURRENCY = 16
 """Requests in flight per worker process."""
@@ -97,6 +106,12 @@ def is_behind(endpoint: Endpoint, event: Event, fetched: Fetched, now: datetime)
         return False
     shown = read_version(write_version(version(event.object, fetched.data)))
     return older(shown, read_version(event.version)) and now - event.received_at < LAG_LIMIT
+
+
+def regresses(events: Sequence[Event], version: str | None, stored: str | None, now: datetime) -> bool:
+    """Whether the API shows an older version than we already have, of an object whose events are recent."""
+    recent = all(now - event.received_at < LAG_LIMIT for event in events)
+    return recent and older(read_version(version), read_version(stored))
 
 
 def older(one: Json, other: Json) -> bool:

@@ -19,7 +19,7 @@ from ..handlers import Handler, Handlers
 from ..inbox import Event, Group, Inbox, read_version, write_version
 from ..jsontext import Json
 from ..provider import ObjectRef
-from .fetching import LAG_LIMIT, Fetched, is_behind, older, require_visible
+from .fetching import Fetched, is_behind, older, regresses, require_visible
 
 __all__ = ["ClaimLost", "Refetch", "Write", "in_handler", "refuse_commit"]
 
@@ -82,7 +82,7 @@ class Write:
         if any(is_behind(self.endpoint, event, self.fetched, self.as_of) for event in events):
             raise NotVisibleYet("the API shows an older version than the event says")
         version = self._version(ref, self.fetched.data)
-        if stored is not None and self._regresses(events, version, stored.version):
+        if stored is not None and regresses(events, version, stored.version, self.as_of):
             raise NotVisibleYet("the API shows an older version than we already have")
         fresh = self._freshen(ref, version, self.fetched.data, gone=self.fetched.gone, as_of=self.as_of)
         thing, gone = (self.fetched.data, self.fetched.gone) if fresh else self._fresher(ref)
@@ -104,10 +104,6 @@ class Write:
 
     def _healed(self, event: Event) -> str:
         return "healed" if event.origin == "reconcile" else "applied"
-
-    def _regresses(self, events: Sequence[Event], version: str | None, stored: str | None) -> bool:
-        recent = all(self.as_of - event.received_at < LAG_LIMIT for event in events)
-        return recent and older(read_version(version), read_version(stored))
 
     def _fresher(self, ref: ObjectRef) -> tuple[Json, bool]:
         """What the other worker wrote; our events' `on` handlers see that."""

@@ -11,9 +11,29 @@ from flask.cli import AppGroup
 __all__ = ["cli"]
 
 COMMANDS = {
+    "check": "webhooks.cli.checking:check",
     "demo": "webhooks.testing.demo:demo",
-    "work": "webhooks.cli.working:work",
+    "doctor": "webhooks.cli.checking:doctor",
+    "events": "webhooks.cli.looking:events",
+    "explain": "webhooks.cli.explaining:explain",
+    "issues": "webhooks.cli.checking:issues",
+    "objects": "webhooks.cli.looking:objects",
+    "pause": "webhooks.cli.working:pause",
+    "providers": "webhooks.cli.describing:providers",
+    "purge": "webhooks.cli.working:purge",
+    "reconcile": "webhooks.cli.finding:reconcile",
+    "recover": "webhooks.cli.finding:recover",
+    "redrive": "webhooks.cli.working:redrive",
+    "replay": "webhooks.cli.working:replay",
+    "resume": "webhooks.cli.working:resume",
+    "runs": "webhooks.cli.looking:runs",
+    "send": "webhooks.cli.sending:send",
+    "show": "webhooks.cli.looking:show",
+    "status": "webhooks.cli.looking:status",
     "sweep": "webhooks.cli.working:sweep",
+    "tail": "webhooks.cli.following:tail",
+    "unhandled": "webhooks.cli.looking:unhandled",
+    "work": "webhooks.cli.working:work",
 }
 """Command → where it is. By name, so that a command is only imported when it is run."""
 

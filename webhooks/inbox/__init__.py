@@ -20,6 +20,7 @@ from sqlalchemy import (
     Interval,
     bindparam,
     delete,
+    exists,
     func,
     insert,
     literal,
@@ -336,16 +337,34 @@ class Inbox:
                 or 0
             )
 
-    def next_due(self) -> timedelta | None:
-        """How long until the next postponed event is due; None if none is open. Events under a live lease are not due."""
-        events = self.tables.events
+    def next_due(self, endpoints: Collection[str]) -> timedelta | None:
+        """How long until the next postponed event may be claimed; None if there is none.
+
+        What is held counts from the end of its hold, and not at all if the hold has none: otherwise whoever waits for
+        it would come back at once, again and again. Events under a live lease are not due.
+        """
+        events, holds = self.tables.events, self.tables.holds
+        holding = (
+            (holds.c.endpoint == events.c.endpoint)
+            & holds.c.account.in_(["", events.c.account])
+            & (holds.c.until.is_(None) | (holds.c.until > self.moment()))
+        )
+        pending = (
+            events.c.state.in_(["pending", "applying"])
+            & (events.c.state == "pending")
+            & events.c.endpoint.in_(endpoints)
+        )
         with self.engine.connect() as connection:
-            first = connection.execute(
-                select(func.min(events.c.due_at), self.moment()).where(
-                    events.c.state.in_(["pending", "applying"]), events.c.state == "pending"
-                )
+            free, now = connection.execute(
+                select(func.min(events.c.due_at), self.moment()).where(pending, ~exists().where(holding))
             ).one()
-        return None if first[0] is None else max(_aware(first[0]) - _aware(first[1]), timedelta(0))
+            held = connection.scalar(
+                select(func.min(holds.c.until)).where(
+                    holds.c.until > self.moment(), exists().where(pending, holding)
+                )
+            )
+        first = min((_aware(moment) for moment in (free, held) if moment is not None), default=None)
+        return None if first is None else max(first - _aware(now), timedelta(0))
 
     # -- old rows
 

@@ -1,0 +1,144 @@
+"""Find what deliveries did not bring: recover, reconcile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ..endpoints import Endpoint
+from ..reconcile import Drift, Run
+from ..state import State
+from .asking import endpoint_named, since_option
+from .output import Answer, command, plain, sentences, state, steps, table
+
+__all__ = ["reconcile", "recover"]
+
+COLUMNS = ("endpoint", "task", "since", "seen", "missed", "healed", "skipped", "error")
+NEVER = datetime.min.replace(tzinfo=UTC)
+"""The `since` of a run that was skipped before it had one."""
+
+VALUE_SHOWN = 60
+"""Characters of one side of a difference; `--json` has it all."""
+
+
+@command()
+@click.argument("endpoints", nargs=-1)
+@since_option("Read the log since then, not since the last good run.")
+def recover(endpoints: Sequence[str], since: datetime | None) -> Answer:
+    """Read the providers' own logs and record what deliveries did not bring. ENDPOINTS: those; without any, all.
+
+    What is found goes through the inbox, like a delivery. The exit code is 1 when a run had an error.
+    """
+    inbox = state()
+    return _answer([_recovered(inbox, each, since) for each in steps(_chosen(inbox, endpoints), "Recover")])
+
+
+@command()
+@click.argument("endpoints", nargs=-1)
+@since_option("Ask what changed since then, not since the last good run.")
+@click.option("--dry-run", is_flag=True, help="Only print the difference, field by field; mend nothing.")
+def reconcile(endpoints: Sequence[str], since: datetime | None, *, dry_run: bool) -> Answer:
+    """Ask the providers which objects changed, compare them with our copies and mend the drift.
+
+    ENDPOINTS: those; without any, all. What differs becomes an event in the inbox, like a delivery. The exit code is 1
+    when a run had an error.
+    """
+    inbox = state()
+    runs = [
+        _reconciled(inbox, each, since, dry=dry_run) for each in steps(_chosen(inbox, endpoints), "Reconcile")
+    ]
+    return _answer(runs, dry=dry_run)
+
+
+def _chosen(inbox: State, names: Sequence[str]) -> list[Endpoint]:
+    return [endpoint_named(inbox, name) for name in names] or list(inbox.endpoints.values())
+
+
+def _recovered(inbox: State, endpoint: Endpoint, since: datetime | None) -> Run:
+    if endpoint.provider.list_events is None:
+        return _skipped(endpoint, "recover", since, f"{endpoint.provider.name} has no log that we could read")
+    return _run(endpoint, "recover", since, lambda: inbox.reconciler.recover(endpoint, since))
+
+
+def _reconciled(inbox: State, endpoint: Endpoint, since: datetime | None, *, dry: bool) -> Run:
+    if endpoint.provider.list_changed is None:
+        return _skipped(
+            endpoint, "reconcile", since, f"{endpoint.provider.name} cannot say which objects changed"
+        )
+    if not endpoint.fetches:
+        return _skipped(
+            endpoint,
+            "reconcile",
+            since,
+            "fetch is off for this endpoint, so there is nothing to compare with",
+        )
+    return _run(endpoint, "reconcile", since, lambda: inbox.reconciler.reconcile(endpoint, since, dry=dry))
+
+
+def _run(endpoint: Endpoint, task: str, since: datetime | None, start: Callable[[], Run | None]) -> Run:
+    missing = [name for name in endpoint.provider.required if not endpoint.setting(name)]
+    if missing:
+        return _skipped(
+            endpoint, task, since, f"without the setting {' and '.join(missing)} the provider cannot be asked"
+        )
+    run = start()
+    if run is None:
+        return _skipped(endpoint, task, since, "another run of it is under way")
+    return run
+
+
+def _skipped(endpoint: Endpoint, task: str, since: datetime | None, why: str) -> Run:
+    return replace(Run(endpoint.name, task, since or NEVER), skipped=why)
+
+
+def _answer(runs: Sequence[Run], *, dry: bool = False) -> Answer:
+    rows = [_row(run, dry=dry) for run in runs]
+
+    def show(where: Console) -> None:
+        table("", rows, COLUMNS, empty="No endpoint is configured.")(where)
+        sentences(line for run in runs for drift in run.drifts for line in _drift_lines(drift))(where)
+
+    return Answer(rows, show, int(any(run.error for run in runs)))
+
+
+def _row(run: Run, *, dry: bool) -> dict[str, Any]:
+    row = {
+        "endpoint": run.endpoint,
+        "task": run.task,
+        "since": None if run.since == NEVER else run.since,
+        "seen": run.seen,
+        "missed": run.missed,
+        "healed": run.healed,
+        "skipped": run.skipped or None,
+        "error": run.error or None,
+    }
+    return row | {"drifts": [_drift(drift) for drift in run.drifts]} if dry else row
+
+
+def _drift(drift: Drift) -> dict[str, Any]:
+    return {
+        "endpoint": drift.endpoint,
+        "account": drift.account,
+        "kind": drift.kind,
+        "id": drift.id,
+        "differences": [
+            {"path": path, "ours": ours, "theirs": theirs} for path, ours, theirs in drift.differences
+        ],
+    }
+
+
+def _drift_lines(drift: Drift) -> Iterator[str]:
+    account = f" of {drift.account}" if drift.account else ""
+    yield f"{drift.endpoint}: {drift.kind} {drift.id}{account}"
+    for path, ours, theirs in drift.differences:
+        yield f"  {path}: ours {_short(ours)}, theirs {_short(theirs)}"
+
+
+def _short(value: Any) -> str:
+    text = plain(repr(value))
+    return text if len(text) <= VALUE_SHOWN else text[: VALUE_SHOWN - 1] + "…"
