@@ -186,7 +186,11 @@ def _from_environment(app: Flask) -> dict[str, Any]:
     scratch = flask.Config(app.root_path)
     scratch.from_prefixed_env("FLASK")
     found = scratch.get("WEBHOOKS", {})
-    return found if isinstance(found, dict) else {}
+    if found == "":
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError("FLASK_WEBHOOKS is not a JSON object: endpoint name -> its configuration")
+    return found
 
 
 def _merged(below: Any, above: dict[str, Any]) -> Any:
