@@ -42,7 +42,8 @@ class Webhooks:
 
     def __init__(self, app: Flask | None = None) -> None:
         self.handlers = Handlers()
-        self.blueprint: Blueprint = blueprint(lambda: _receiver(current_app))
+        made, self._view = blueprint(lambda: _receiver(current_app))
+        self.blueprint: Blueprint = made
         """POST /<endpoint>; register it under whatever prefix the providers call."""
         if app is not None:
             self.init_app(app)
@@ -74,7 +75,7 @@ class Webhooks:
         event.listen(db.session, "before_commit", refuse_commit)
 
         def before_everything(sender: Flask, **_: Any) -> None:
-            prepare(sender, receiver, self.blueprint)
+            prepare(sender, receiver, self._view)
 
         request_started.connect(before_everything, app, weak=False)
 

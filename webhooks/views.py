@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from flask import Blueprint, Flask, Response, abort, request
-from werkzeug.exceptions import RequestEntityTooLarge
 
 from .apply import Applier, summary
 from .endpoints import Endpoint, Endpoints
@@ -35,6 +34,8 @@ UNKNOWN_DEADLINE = timedelta(seconds=10)
 
 MARGIN = timedelta(seconds=1)
 """Kept of the provider's deadline for the way back."""
+
+View = Callable[[str], Response]
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +97,9 @@ class Receiver:
             log.warning("%s: not applied within the request (%s)", endpoint.name, type(error).__name__)
 
 
-def blueprint(receiver: Callable[[], Receiver]) -> Blueprint:
-    """The blueprint with one route per endpoint, `/<endpoint>`, with and without a trailing slash, never a redirect."""
+def blueprint(receiver: Callable[[], Receiver]) -> tuple[Blueprint, View]:
+    """The blueprint with one route per endpoint, `/<endpoint>`, with and without a trailing slash, never a redirect; and
+    its view, by which `prepare` knows our requests: a host may give the blueprint another name or put it into its own."""
     made = Blueprint(BLUEPRINT, __name__)
 
     def receive(endpoint: str) -> Response:
@@ -138,19 +140,19 @@ def blueprint(receiver: Callable[[], Receiver]) -> Blueprint:
             provide_automatic_options=False,
             merge_slashes=False,
         )
-    return made
+    return made, receive
 
 
 _WORDS = {401: "unauthorized", 413: "too large", 415: "unsupported"}
 
 
-def prepare(app: Flask, receiver: Receiver, ours: Blueprint) -> None:
+def prepare(app: Flask, receiver: Receiver, ours: View) -> None:
     """Before any of the host's own hooks: read the body while it is still there, and lift what is not meant for us.
 
     A hook that reads `request.form` leaves nothing for a signature to be checked against; the host's size limits are
     for its own forms; its CSRF protection has nothing to say to a server.
     """
-    if request.blueprint != BLUEPRINT:
+    if app.view_functions.get(request.endpoint or "") is not ours:
         return
     csrf = app.extensions.get("csrf")
     if csrf is not None:
@@ -158,29 +160,24 @@ def prepare(app: Flask, receiver: Receiver, ours: Blueprint) -> None:
     endpoint = receiver.endpoints.at((request.view_args or {}).get("endpoint", ""))
     if endpoint is None or request.method not in endpoint.provider.methods:
         return
-    request.max_content_length = endpoint.max_body
+    # One byte more than is accepted: a body whose length is not told beforehand is cut there, and so seen to be too long.
+    request.max_content_length = endpoint.max_body + 1
     request.max_form_memory_size = endpoint.max_body
     request.max_form_parts = 10_000
-    try:
+    if (request.content_length or 0) <= endpoint.max_body:  # else the view says so, in our words
         request.get_data(cache=True)
-    except RequestEntityTooLarge:
-        return  # the view says so, in our words
 
 
 def _body(http: WerkzeugRequest, endpoint: Endpoint) -> bytes:
     if (http.content_length or 0) > endpoint.max_body:
         raise TooLarge(f"{http.content_length} bytes")
-    try:
-        return http.get_data(cache=True)
-    except RequestEntityTooLarge:
-        raise TooLarge("more than the limit") from None
+    return http.get_data(cache=True)
 
 
 def _endless(http: WerkzeugRequest) -> bool:
     """A chunked body that the server does not mark as ended would read as empty; better to say so."""
-    return "chunked" in http.headers.get("Transfer-Encoding", "") and not http.environ.get(
-        "wsgi.input_terminated"
-    )
+    coding = http.headers.get("Transfer-Encoding", "").lower()
+    return "chunked" in coding and not http.environ.get("wsgi.input_terminated")
 
 
 def _url(http: WerkzeugRequest) -> str:

@@ -166,12 +166,12 @@ class HttpApi:
         return self._decoded(response), self._next(response, url)
 
     def _send(self, method: str, url: str, path: str, body: bytes | None) -> _Answer:
-        self._apis._count()
         headers = self._headers(path)
         if body:
             headers["Content-Type"] = "application/json"
         seconds = self._time_left()
         ends = time.monotonic() + seconds
+        self._apis._count()
         try:
             response = self._apis._pool.request(
                 method,
