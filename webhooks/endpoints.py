@@ -56,6 +56,16 @@ class Endpoint:
         """Whether the current object can be asked for."""
         return self.fetch and self.provider.fetch is not None
 
+    @property
+    def missing(self) -> list[str]:
+        """The settings without which the provider's API cannot be asked, as far as they are not set."""
+        return [name for name in self.provider.required if not self.setting(name)]
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there are credentials for the provider's API."""
+        return not self.missing
+
     def setting(self, name: str) -> str:
         """A setting's value now; '' if it is not set. Callables are asked every time, so that tokens can rotate."""
         value = self.settings.get(name, self.provider.defaults.get(name, ""))
@@ -206,6 +216,7 @@ def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint
         mistakes.extend(
             f"{where}.{line}" for line in _setting_mistakes(provider, settings, loaded.get("fetch", True))
         )
+        provider = _configured(provider, settings, where, mistakes)
         if tolerance is not None:
             provider = _tolerant(provider, tolerance, where, mistakes)
         said = _listed(given.get("secrets"))
@@ -253,6 +264,17 @@ def _setting_mistakes(provider: Provider, settings: Mapping[str, Any], fetch: bo
             if not settings.get(key)
         ]
     return lines
+
+
+def _configured(provider: Provider, settings: Settings, where: str, mistakes: list[str]) -> Provider:
+    """The provider that these settings make of it, where they decide how to verify and to read."""
+    if provider.configure is None:
+        return provider
+    try:
+        return provider.configure({key: value for key, value in settings.items() if isinstance(value, str)})
+    except ConfigError as error:
+        mistakes.extend(f"{where}.{mistake}" for mistake in error.mistakes)
+        return provider
 
 
 def _tolerant(provider: Provider, tolerance: timedelta, where: str, mistakes: list[str]) -> Provider:

@@ -65,6 +65,7 @@ class Tables:
     effects: Table
     claims: Table
     holds: Table
+    nonces: Table
     runs: Table
     issues: Table
     rejections: Table
@@ -213,6 +214,17 @@ def _define(metadata: MetaData) -> Tables:
         Column("until", _Instant),
         PrimaryKeyConstraint("endpoint", "account", "reason", name="pk_webhook_holds"),
     )
+    nonces = Table(
+        # What a provider signs in place of the body, and the one event that each was good for.
+        "webhook_nonces",
+        metadata,
+        Column("endpoint", String(63), nullable=False),
+        key("nonce"),
+        key("dedup_key"),
+        Column("digest", String(64), nullable=False),
+        Column("used_at", _Instant, nullable=False),
+        PrimaryKeyConstraint("endpoint", "nonce", name="pk_webhook_nonces"),
+    )
     runs = Table(
         "webhook_runs",
         metadata,
@@ -284,6 +296,7 @@ def _define(metadata: MetaData) -> Tables:
         effects,
         claims,
         holds,
+        nonces,
         runs,
         issues,
         rejections,

@@ -105,6 +105,10 @@ class Bell:
         # The first event after a pause is rung for at once, the rest of a burst when the pause is over.
         self._plan(self._last + QUIET.total_seconds() - time.monotonic())
 
+    def ring_now(self) -> bool:
+        """Ring before this returns, which may take as long as a broker takes to refuse; whether it was heard."""
+        return self._send()
+
     def ring_in(self, delay: timedelta) -> None:
         """Ring once more after that time, for events that were postponed."""
         self._send(countdown=delay.total_seconds())

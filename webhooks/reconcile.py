@@ -53,6 +53,8 @@ KEEP_BODIES = timedelta(days=30)
 KEEP_EVENTS = timedelta(days=365)
 """Longer than any provider can still send: Stripe resends for 30 days."""
 KEEP_CLAIMS = timedelta(days=7)
+KEEP_NONCES = timedelta(days=7)
+"""Longer than any scheme's tolerance."""
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ class Reconciler:
         """Ring for what is due; return how many events that are."""
         due = self.inbox.due(self.endpoints)
         if due:
-            self.bell.ring_in(timedelta(0))
+            self.bell.ring_now()
         return due
 
     # -- recover
@@ -129,7 +131,7 @@ class Reconciler:
 
     def _rung(self, run: Run | None) -> Run | None:
         if run is not None and run.healed:
-            self.bell.ring_in(timedelta(0))
+            self.bell.ring_now()
         return run
 
     def _log(self, endpoint: Endpoint, since: datetime) -> Iterator[LogEntry]:
@@ -151,7 +153,11 @@ class Reconciler:
 
     def reconcile_all(self, *, scheduled: bool = True) -> list[Run]:
         """Reconcile every endpoint whose provider lists objects."""
-        offered = [e for e in self.endpoints.values() if e.provider.list_changed is not None and e.fetches]
+        offered = [
+            e
+            for e in self.endpoints.values()
+            if e.provider.list_changed is not None and e.fetches and e.can_ask
+        ]
         return [run for e in offered if (run := self.reconcile(e, scheduled=scheduled)) is not None]
 
     def reconcile(
@@ -237,6 +243,7 @@ class Reconciler:
             "bodies": self.inbox.purge_bodies(KEEP_BODIES),
             "events": self.inbox.purge_events(KEEP_EVENTS),
             "claims": self.inbox.purge_claims(KEEP_CLAIMS),
+            "nonces": self.inbox.purge_nonces(KEEP_NONCES),
         }
 
     # -- runs

@@ -16,7 +16,7 @@ from .apply import Applier, summary
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
 from .inbox import Arrival, Inbox, arrival, unreadable
-from .provider import Headers, Reply, Request
+from .provider import Envelope, Headers, Reply, Request
 from .queue import Bell
 from .signatures import fingerprint
 
@@ -80,13 +80,23 @@ class Receiver:
     def _arrivals(self, endpoint: Endpoint, delivery: Request, secret: str) -> list[Arrival]:
         try:
             envelopes = endpoint.provider.parse(delivery)
-            return [arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes]
+            arrivals = [
+                arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes
+            ]
         except Unreadable as reason:
-            why = str(reason)
+            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, str(reason))]
         except Exception as error:  # noqa: BLE001 - a mistake in a provider file must not turn deliveries away
             why = f"the provider file stumbled: {summary(error)}"
             log.error("%s: %s", endpoint.name, why)
-        return [unreadable(endpoint.name, endpoint.provider, delivery, secret, why)]
+            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, why)]
+        for envelope in envelopes:
+            if envelope.nonce and not self._is_first_use(endpoint, envelope, delivery):
+                raise SignatureError("replayed", "what is signed was used before, for another event or body")
+        return arrivals
+
+    def _is_first_use(self, endpoint: Endpoint, envelope: Envelope, delivery: Request) -> bool:
+        digest = hashlib.sha256(delivery.body).hexdigest()
+        return self._inbox.use_nonce(endpoint.name, envelope.nonce, envelope.dedup_key, digest)
 
     def _apply(self, endpoint: Endpoint, ids: list[int], started: float) -> None:
         allowed = (endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN

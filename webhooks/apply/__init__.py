@@ -207,11 +207,11 @@ class Applier:
         if not batch:
             return
         try:
-            left = mirror(self.inbox, claim, batch)
+            left, outcomes = mirror(self.inbox, claim, batch)
         except DBAPIError:
-            left = batch  # one by one, each with its own tries and its own error
-        slow = {id(one) for one in left}
-        _count(done, "applied", sum(len(one.group.events) for one in batch if id(one) not in slow))
+            left, outcomes = batch, []  # one by one, each with its own tries and its own error
+        for outcome in outcomes:
+            _count(done, outcome, 1)
         self.at("written")
         for one in left:
             self._write(claim, one.group, one.fetched, done)
@@ -226,7 +226,7 @@ class Applier:
 
     def _write(self, claim: Claim, group: Group, fetched: Fetched, done: Applied) -> None:
         try:
-            self._commit(claim, group, fetched)
+            outcomes = self._commit(claim, group, fetched)
         except Exception as error:  # noqa: BLE001 - every error has a place: postponed, dead, or dropped
             if len(group.events) > 1 and _is_the_events_own(error):
                 # One bad event must not hold the others: each in its own transaction, only the failing one waits.
@@ -236,32 +236,39 @@ class Applier:
             self._settle(claim, group, group.events, error, done)
         else:
             self.at("written")
-            _count(done, "applied", len(group.events))
+            for outcome in outcomes:
+                _count(done, outcome, 1)
 
-    def _commit(self, claim: Claim, group: Group, fetched: Fetched) -> None:
-        endpoint = self.endpoints[group.endpoint]
-        group = self._with_bodies(endpoint, group)
-        for tries in range(1, TRIES + 1):
+    def _commit(self, claim: Claim, group: Group, fetched: Fetched) -> list[str]:
+        group = self._with_bodies(self.endpoints[group.endpoint], group)
+        tries = 0
+        while True:
+            tries += 1
             try:
-                with self.scope() as session:
-                    Write(
-                        session,
-                        self.inbox,
-                        endpoint,
-                        self.handlers,
-                        group,
-                        fetched,
-                        claim.no,
-                        claim.as_of,
-                        keep_data=endpoint.mirror != "none",
-                    ).run()
-                    session.commit()
-                return
+                return self._commit_once(claim, group, fetched)
             except DBAPIError as error:
                 if tries == TRIES or not _may_repeat(error):
                     raise
-                # Deadlock, serialization failure, a busy SQLite, a database that restarts: the same work once more.
-                time.sleep(random.uniform(0.5, 1.5) * 0.02 * 3**tries)  # noqa: S311 - jitter
+            # Deadlock, serialization failure, a busy SQLite, a database that restarts: the same work once more.
+            time.sleep(random.uniform(0.5, 1.5) * 0.02 * 3**tries)  # noqa: S311 - jitter
+
+    def _commit_once(self, claim: Claim, group: Group, fetched: Fetched) -> list[str]:
+        endpoint = self.endpoints[group.endpoint]
+        outcomes: list[str] = []
+        with self.scope() as session:
+            outcomes = Write(
+                session,
+                self.inbox,
+                endpoint,
+                self.handlers,
+                group,
+                fetched,
+                claim.no,
+                claim.as_of,
+                keep_data=endpoint.mirror != "none",
+            ).run()
+            session.commit()
+        return outcomes
 
     def _with_bodies(self, endpoint: Endpoint, group: Group) -> Group:
         """The group with its events' decoded data, as far as their bodies are still there."""

@@ -48,8 +48,9 @@ def is_plain(endpoint: Endpoint, group: Group, fetched: Fetched) -> bool:
     return endpoint.provider.version is None and all(event.snapshot is not None for event in group.events)
 
 
-def mirror(inbox: Inbox, claim: Claim, batch: Sequence[Mirrored]) -> list[Mirrored]:
-    """Write the objects and close their events, in one transaction; return those that need one of their own.
+def mirror(inbox: Inbox, claim: Claim, batch: Sequence[Mirrored]) -> tuple[list[Mirrored], list[str]]:
+    """Write the objects and close their events, in one transaction; return those that need one of their own, and the
+    outcomes of the others' events.
 
     An object whose row a later claim has written is left as it is, and its events are `stale`. Events that are not
     this claim's any more are not touched.
@@ -58,14 +59,15 @@ def mirror(inbox: Inbox, claim: Claim, batch: Sequence[Mirrored]) -> list[Mirror
         stored = _versions(inbox, connection, batch)
         left = [one for one in batch if _needs_care(claim, one, stored)]
         ready = sorted((one for one in batch if one not in left), key=lambda one: one.key)
+        outcomes: list[str] = []
         if ready:
             asked = [one for one in ready if one.fetched.asked]
             carried = [one for one in ready if not one.fetched.asked]
             written = _write(inbox, connection, claim, asked, "claim_no") | _write(
                 inbox, connection, claim, carried, "as_of"
             )
-            _close(inbox, connection, claim, ready, written)
-    return left
+            outcomes = _close(inbox, connection, claim, ready, written)
+    return left, outcomes
 
 
 def _versions(inbox: Inbox, connection: Connection, batch: Iterable[Mirrored]) -> dict[Key, str | None]:
@@ -168,7 +170,7 @@ def _row(claim: Claim, one: Mirrored) -> dict[str, Any]:
 
 def _close(
     inbox: Inbox, connection: Connection, claim: Claim, batch: Sequence[Mirrored], written: set[Key]
-) -> None:
+) -> list[str]:
     outcomes: dict[str, list[int]] = {}
     for one in batch:
         for event in one.group.events:
@@ -181,6 +183,7 @@ def _close(
             inbox.close(connection, claim.no, ids, "applied", outcome)
         else:
             connection.exec_driver_sql(_CLOSE_POSTGRESQL, (outcome, ids, claim.no))
+    return [outcome for outcome, ids in outcomes.items() for _ in ids]
 
 
 _CLOSE_POSTGRESQL = (

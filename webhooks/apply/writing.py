@@ -49,8 +49,8 @@ class Write:
     keep_data: bool
     ran: list[str] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Apply all events of the group and give each its outcome. The caller commits.
+    def run(self) -> list[str]:
+        """Apply all events of the group and give each its outcome; return the outcomes. The caller commits.
 
         Raises what a handler raises, NotVisibleYet, Refetch, or ClaimLost.
         """
@@ -71,6 +71,7 @@ class Write:
         else:
             outcomes |= self._write_carried(self.group.object, events)
         self._close(outcomes)
+        return [outcome for _, outcome in outcomes.values()]
 
     # -- the object as fetched
 

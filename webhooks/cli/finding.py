@@ -81,7 +81,7 @@ def _reconciled(inbox: State, endpoint: Endpoint, since: datetime | None, *, dry
 
 
 def _run(endpoint: Endpoint, task: str, since: datetime | None, start: Callable[[], Run | None]) -> Run:
-    missing = [name for name in endpoint.provider.required if not endpoint.setting(name)]
+    missing = endpoint.missing
     if missing:
         return _skipped(
             endpoint, task, since, f"without the setting {' and '.join(missing)} the provider cannot be asked"

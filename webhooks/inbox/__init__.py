@@ -29,8 +29,10 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql import ColumnElement
 
+from ..errors import InboxUnavailable
 from ..models import Tables
 from ..provider import ObjectRef
 from .door import Door
@@ -43,6 +45,7 @@ from .rows import (
     Recorded,
     arrival,
     read_version,
+    stored_key,
     unreadable,
     write_version,
 )
@@ -121,6 +124,30 @@ class Inbox:
         InboxUnavailable (503) if it could not be committed.
         """
         return self._door.record(arrivals)
+
+    def use_nonce(self, endpoint: str, nonce: str, dedup_key: str, digest: str) -> bool:
+        """Whether the nonce is new, or is used again for the event and the body that it first came with.
+
+        One statement and a unique key decide, also between two deliveries at once.
+        """
+        nonces = self.tables.nonces
+        row = {
+            "endpoint": endpoint,
+            "nonce": stored_key(nonce),
+            "dedup_key": stored_key(dedup_key),
+            "digest": digest,
+            "used_at": self.moment(),
+        }
+        statement = (sqlite if self.is_sqlite else postgresql).insert(nonces).values(row)
+        claimed = statement.on_conflict_do_update(
+            index_elements=["endpoint", "nonce"], set_={"used_at": nonces.c.used_at}
+        ).returning(nonces.c.dedup_key, nonces.c.digest)
+        try:
+            with self.transaction() as connection:
+                first = connection.execute(claimed).one()
+        except SQLAlchemyError as error:
+            raise InboxUnavailable(type(error).__name__) from error
+        return (first.dedup_key, first.digest) == (row["dedup_key"], digest)
 
     def missing(self, endpoint: str, keys: Collection[str]) -> set[str]:
         """Those of the keys that the inbox does not have."""
@@ -321,21 +348,25 @@ class Inbox:
     # -- numbers
 
     def due(self, endpoints: Collection[str], within: timedelta = timedelta(0)) -> int:
-        """How many events are due, or will be within that time."""
+        """How many events may be claimed, now or within that time; what is held does not count."""
         events = self.tables.events
+        wanted = (
+            events.c.state.in_(["pending", "applying"])
+            & (events.c.due_at <= self.moment(within))
+            & events.c.endpoint.in_(endpoints)
+        )
+        query = select(func.count()).select_from(events).where(wanted, ~exists().where(self._holding()))
         with self.engine.connect() as connection:
-            return int(
-                connection.scalar(
-                    select(func.count())
-                    .select_from(events)
-                    .where(
-                        events.c.state.in_(["pending", "applying"]),
-                        events.c.due_at <= self.moment(within),
-                        events.c.endpoint.in_(endpoints),
-                    )
-                )
-                or 0
-            )
+            return int(connection.scalar(query) or 0)
+
+    def _holding(self) -> ColumnElement[bool]:
+        """That a row of `holds` keeps an event from being claimed."""
+        events, holds = self.tables.events, self.tables.holds
+        return (
+            (holds.c.endpoint == events.c.endpoint)
+            & holds.c.account.in_(["", events.c.account])
+            & (holds.c.until.is_(None) | (holds.c.until > self.moment()))
+        )
 
     def next_due(self, endpoints: Collection[str]) -> timedelta | None:
         """How long until the next postponed event may be claimed; None if there is none.
@@ -344,11 +375,7 @@ class Inbox:
         it would come back at once, again and again. Events under a live lease are not due.
         """
         events, holds = self.tables.events, self.tables.holds
-        holding = (
-            (holds.c.endpoint == events.c.endpoint)
-            & holds.c.account.in_(["", events.c.account])
-            & (holds.c.until.is_(None) | (holds.c.until > self.moment()))
-        )
+        holding = self._holding()
         pending = (
             events.c.state.in_(["pending", "applying"])
             & (events.c.state == "pending")
@@ -403,6 +430,11 @@ class Inbox:
             total += len(ids)
             if len(ids) < PURGE_BATCH:
                 return total
+
+    def purge_nonces(self, older_than: timedelta) -> int:
+        """Delete nonces whose time is over: their deliveries are refused for their age."""
+        nonces = self.tables.nonces
+        return self._purge(lambda: delete(nonces).where(nonces.c.used_at < self.moment(-older_than)))
 
     def purge_claims(self, older_than: timedelta) -> int:
         """Delete claims that are over; their numbers are never drawn again."""
