@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, quote
 
 from . import jsontext
-from .errors import NotFetchable, Unreadable
+from .errors import NotFetchable, RetryLater, Unreadable
 from .jsontext import Json
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "body_key",
     "dig",
     "instant",
+    "listed",
     "path_segment",
     "reply_ok",
 ]
@@ -439,6 +440,17 @@ def path_segment(value: str) -> str:
     if not value or len(value) > 255 or set(value) == {"."} or not value.isprintable():
         raise NotFetchable("the id cannot be part of a URL")
     return quote(value, safe="")
+
+
+def listed(answer: Json, *path: str) -> list[dict[str, Any]]:
+    """The objects of a listing, which stands under these keys of the answer.
+
+    Raises RetryLater for an answer that is none: taken for an empty listing, it would say that nothing has changed.
+    """
+    found = dig(answer, *path) if path else answer
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise RetryLater("the API answered with something that is no listing")
+    return found
 
 
 def dig(data: Json, *path: str) -> Any:

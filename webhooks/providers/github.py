@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from .. import jsontext
-from ..errors import ApiRefused, NotFetchable, Unreadable
+from ..errors import ApiRefused, NotFetchable, RetryLater, Unreadable
 from ..provider import (
     Api,
     ApiSpec,
     Change,
     Envelope,
+    Headers,
     Health,
     Json,
     LogEntry,
@@ -30,6 +32,7 @@ from ..provider import (
     as_text,
     dig,
     instant,
+    listed,
     path_segment,
 )
 from ..signatures import HmacBody
@@ -184,29 +187,47 @@ def _repositories(api: Api) -> list[str]:
 
 
 def _updated_since(api: Api, path: str, since: datetime, **params: Any) -> Iterator[dict[str, Any]]:
-    """Walk by time and not by page number: an item that changes meanwhile moves to the end and would shift the pages."""
-    seen: set[str] = set()
-    cursor, page = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), 1
+    """Walk by time and not by page number: an item that changes meanwhile moves to the end and would shift the pages.
+
+    Only where one second holds more than a page, pages are counted; that second is walked again until it brings nothing
+    new, since one that left it would have shifted another one over the edge.
+    """
+    cursor, page, new = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), 1, False
+    seen: set[tuple[str, str]] = set()
+    keys: list[tuple[str, str]] = []
     while True:
-        items = api.get(
+        found = api.get(
             path, sort="updated", direction="asc", since=cursor, per_page=PAGE, page=page, **params
         )
-        yield from (item for item in items if as_text(item.get("id")) not in seen)
-        if len(items) < PAGE:
+        items, before = listed(found), keys
+        keys = [(as_text(item.get("id")), as_text(item.get("updated_at"))) for item in items]
+        if page > 1 and items and keys == before:
+            raise RetryLater("GitHub's pages go in a circle")
+        fresh = [item for item, key in zip(items, keys, strict=True) if key not in seen]
+        yield from fresh
+        seen.update(keys)
+        new = new or bool(fresh)
+        if len(items) == PAGE and keys[-1][1] == cursor:
+            page += 1
+        elif page > 1 and new:
+            page, new = 1, False
+        elif len(items) < PAGE:
             return
-        last = as_text(items[-1].get("updated_at"))
-        if last == cursor:
-            page += 1  # more than a page within one second
         else:
-            cursor, page, seen = last, 1, {as_text(item.get("id")) for item in items}
+            cursor, page, new, seen = keys[-1][1], 1, False, set(keys)
 
 
 def _pulls_since(api: Api, base: str, since: datetime) -> Iterator[dict[str, Any]]:
     page = 1
+    items: list[dict[str, Any]] = []
     while True:
-        items = api.get(
+        before = items
+        found = api.get(
             f"{base}/pulls", state="all", sort="updated", direction="desc", per_page=PAGE, page=page
         )
+        items = listed(found)
+        if items and items == before:
+            raise RetryLater("GitHub's pages go in a circle")
         recent = [item for item in items if (_updated(item) or since) >= since]
         yield from recent
         if len(items) < PAGE or len(recent) < len(items):
@@ -229,15 +250,17 @@ def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
 
 def _read(api: Api, hook: str, id_: str) -> list[Envelope]:
     logged = api.get(f"{hook}/deliveries/{path_segment(id_)}")
-    headers = {name: as_text(value) for name, value in (dig(logged, "request", "headers") or {}).items()}
+    sent = dig(logged, "request", "headers")
+    headers = {name: as_text(value) for name, value in sent.items()} if isinstance(sent, dict) else {}
     # The payload is logged decoded, whatever content type it was sent with.
-    headers["Content-Type"] = "application/json"
-    return parse(Request("POST", "", headers, jsontext.dumps(dig(logged, "request", "payload"))))
+    headers = dict(Headers({**headers, "Content-Type": "application/json"}))
+    request = Request("POST", "", headers, jsontext.dumps(dig(logged, "request", "payload")))
+    return [replace(envelope, request=request) for envelope in parse(request)]
 
 
 def _deliveries(api: Api, hook: str, since: datetime) -> Iterator[dict[str, Any]]:
     for page in api.pages(f"{hook}/deliveries", per_page=PAGE):
-        for item in page:
+        for item in listed(page):
             if (instant(item.get("delivered_at")) or since) < since:
                 return
             yield item
@@ -278,7 +301,7 @@ def endpoint_health(api: Api) -> Health:
     except NotFetchable as reason:
         return Health("unknown", str(reason))
     if hook == "/app/hook":
-        return _health_of(next(iter(api.pages(f"{hook}/deliveries", per_page=PAGE)), []))
+        return _health_of(listed(next(iter(api.pages(f"{hook}/deliveries", per_page=PAGE)))))
     try:
         found = api.find(hook)
     except ApiRefused as refusal:
