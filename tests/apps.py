@@ -96,12 +96,12 @@ def signed(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Request:
-    """A delivery as the provider writes it, signed at `at`; `body` and `headers` replace its own before it is signed."""
+    """A delivery, signed now, of what happened at `at`; `body` and `headers` replace the provider's own before that."""
     now = datetime.now(UTC)
     assert provider.sample is not None
     made = provider.sample(Sample(type_, id or f"evt_{next(_ids):06d}", at or now, object, account))
     made = Request(made.method, made.url, made.headers, made.body if body is None else body)
-    return provider.signature.sign(made.with_headers(headers or {}), secret, at or now)
+    return provider.signature.sign(made.with_headers(headers or {}), secret, now)
 
 
 def post(
