@@ -438,7 +438,7 @@ def read_again(endpoint: Endpoint, dedup_key: str, body: bytes, headers: dict[st
     """The envelope of an event out of its kept body; None if it cannot be read (any more)."""
     try:
         envelopes = endpoint.provider.parse(Request("POST", "", headers, body))
-    except Unreadable:
+    except Exception:  # noqa: BLE001 - whatever it is, it must not hold the other events of the claim
         return None
     return next(
         (e for e in envelopes if stored_key(e.dedup_key) == dedup_key), envelopes[0] if envelopes else None
