@@ -206,7 +206,13 @@ class Write:
         for event in events:
             if event.digest is None or event.origin == "replay":
                 continue
-            values = {"endpoint": event.endpoint, "digest": event.digest, "id": event.id}
+            values = {
+                "endpoint": event.endpoint,
+                "digest": event.digest,
+                "id": event.id,
+                "type": event.type,
+                "account": event.account,
+            }
             if self.session.execute(self.statements.copies, values).first() is not None:
                 copies.append(event)
         return copies
