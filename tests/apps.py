@@ -44,6 +44,9 @@ GITHUB: dict[str, Any] = {
 
 _ids = itertools.count(1)
 
+front_door: bool = False
+"""Whether `build` puts the front door before the app; tests of the door run both ways."""
+
 
 @contextmanager
 def build(
@@ -68,6 +71,7 @@ def build(
             SQLALCHEMY_DATABASE_URI=database_url,
             WEBHOOKS=dict(endpoints),
             CELERY={"broker_url": "memory://"},
+            WEBHOOKS_FRONT_DOOR=front_door,
         )
         app.config.from_mapping(config)
         db.init_app(app)

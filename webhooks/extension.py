@@ -23,6 +23,7 @@ from .effects import KEY_LIFETIME, LOOKUP_AFTER, MAX_ATTEMPTS, Effect, Effects, 
 from .effects import LEASE as CALL_LEASE
 from .effects.calling import Caller
 from .errors import ConfigError
+from .front import FrontDoor
 from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, texts
 from .inbox import LEASE, Inbox
 from .models import tables
@@ -84,6 +85,10 @@ class Webhooks:
             prepare(sender, receiver, self._view)
 
         request_started.connect(before_everything, app, weak=False)
+        if app.config.get("WEBHOOKS_FRONT_DOOR"):
+            app.wsgi_app = FrontDoor(  # type: ignore[method-assign]
+                app.wsgi_app, lambda: _receiver(app), lambda: _prefixes(app, self._view)
+            )
 
     # -- what the app does with events
 
@@ -290,6 +295,13 @@ def _ring_after(bell: Bell) -> Callable[[Session, SessionTransaction], None]:
 def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
     given = app.config.get(name, default)
     return given if isinstance(given, timedelta) else timedelta(seconds=float(given))
+
+
+def _prefixes(app: Flask, view: Callable[[str], Any]) -> tuple[str, ...]:
+    """The paths before the endpoint's name, of every place where the blueprint is registered."""
+    ours = {name for name, function in app.view_functions.items() if function is view}
+    rules = (rule.rule for rule in app.url_map.iter_rules() if rule.endpoint in ours)
+    return tuple(sorted({rule.partition("<endpoint>")[0] for rule in rules}, key=len, reverse=True))
 
 
 def _receiver(app: Flask) -> Receiver:
