@@ -880,6 +880,9 @@ def test_the_bell_is_rung_after_the_commit_and_not_at_all_without_one(
         assert_recorded(deliver(app, "stripe", "customer.updated", id="evt_1"))
         assert_recorded(deliver(app, "stripe", "customer.updated", id="evt_2"))
         assert seen_by_others == [["evt_1"], ["evt_1", "evt_2"]]
+        assert_recorded(send_stripe(app, b"unreadable"))  # nobody can apply that, so nobody is woken
+        assert deliver(app, "stripe", "customer.updated", secret="whsec_of_nobody").status_code == 401
+        assert len(seen_by_others) == 2
         with state(app).inbox.engine.begin() as connection:
             connection.execute(text("ALTER TABLE webhook_events RENAME TO away"))
         assert deliver(app, "stripe", "customer.updated", id="evt_3").status_code == 503
