@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from sqlalchemy import (
@@ -22,12 +23,21 @@ from sqlalchemy import (
     text,
 )
 
-__all__ = ["KEY_LENGTH", "OUTCOMES", "STATES", "Tables", "tables"]
+__all__ = ["EFFECT_STATES", "KEY_LENGTH", "OUTCOMES", "STATES", "Tables", "stored_key", "tables"]
 
 KEY_LENGTH = 255
 """Longer keys are stored as their digest, longer texts are cut."""
 
 STATES = ("pending", "applying", "applied", "ignored", "dead")
+
+EFFECT_STATES = {
+    "recorded": "Promised; it is called soon, or tried again at `due_at`.",
+    "started": "It is being called now, or its worker died; when its lease runs out it is called again, or becomes unknown.",
+    "done": "It happened. Nothing to do.",
+    "dead": "It did not happen, and nobody tries again; see `error`, mend it, then redrive it.",
+    "unknown": "It may have happened; look at the other side, then settle it with --done or --again.",
+}
+"""Effect state → what to do."""
 
 OUTCOMES = {
     "applied": "Its object was fetched and written, and its handlers ran. Nothing to do.",
@@ -43,6 +53,7 @@ OUTCOMES = {
     "handler_failed": "A handler or a fetch failed; see `error`. It is tried again until attempts run out, then redrive it.",
     "gave_up": "A handler or the provider's API said that retrying cannot help; see `error`, mend it, then redrive it.",
     "unreadable": "Signed, but not what the provider documents; look at the body, then redrive it.",
+    "answered": "It was answered within the request, and nothing else wants it. Nothing to do.",
     "paused": "The endpoint is paused; resume it.",
     "healed": "Reconciliation found a difference, and this event mended it. See the run for its cause.",
 }
@@ -51,6 +62,7 @@ OUTCOMES = {
 _Id = BigInteger().with_variant(Integer, "sqlite")
 _Instant = DateTime(timezone=True)
 _OPEN = text("state IN ('pending', 'applying')")
+_UNSETTLED = text("state IN ('recorded', 'started', 'unknown')")
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,13 @@ class Tables:
     runs: Table
     issues: Table
     rejections: Table
+
+
+def stored_key(text: str) -> str:
+    """A key that is too long, or that no column could hold, is stored as its digest; never cut, never empty."""
+    if 0 < len(text) <= KEY_LENGTH and text.isprintable():
+        return text
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def tables(metadata: MetaData) -> Tables:
@@ -177,23 +196,32 @@ def _define(metadata: MetaData) -> Tables:
         "webhook_effects",
         metadata,
         Column("idempotency_key", String(KEY_LENGTH), primary_key=True),
+        Column("endpoint", String(63), nullable=False),
         Column("event_id", _Id),
+        key("handler"),
         key("name"),
+        key("per", nullable=True),
         Column("arguments", JSON, nullable=False),
         Column("state", String(16), nullable=False),
         Column("attempts", Integer, nullable=False),
-        Column("due_at", _Instant, nullable=False),
+        Column("looks", Integer, nullable=False),
+        # The fence: whoever takes the effect draws the next number, and only its holder may write what came of it.
+        Column("call_no", Integer, nullable=False),
+        # None: nothing is due by itself, a person decides.
+        Column("due_at", _Instant),
         Column("recorded_at", _Instant, nullable=False),
+        Column("first_started_at", _Instant),
         Column("started_at", _Instant),
         Column("finished_at", _Instant),
-        Column("result", JSON),
+        Column("result", JSON(none_as_null=True)),
         Column("error", Text),
         Index(
             "ix_webhook_effects_due",
             "due_at",
-            postgresql_where=text("state IN ('recorded', 'started')"),
-            sqlite_where=text("state IN ('recorded', 'started')"),
+            postgresql_where=_UNSETTLED,
+            sqlite_where=_UNSETTLED,
         ),
+        Index("ix_webhook_effects_event_id", "event_id"),
     )
     claims = Table(
         # Its key is the sequence that claim numbers are drawn from; a plain table, so that generated migrations have it.

@@ -16,6 +16,7 @@ from .errors import NotFetchable, RetryLater, Unreadable
 from .jsontext import Json
 
 __all__ = [
+    "Answers",
     "Api",
     "ApiSpec",
     "Change",
@@ -249,16 +250,19 @@ class Redelivery:
 
 @dataclass(frozen=True)
 class ApiSpec:
-    """Where the API is and what every request carries; `{name}` stands for a setting, `{account}` for the account.
+    """Where the API is and what every request carries; `{name}` stands for a setting, `{account}` for the account,
+    and `{one|other}` for the first of them that is set.
 
     A header whose template names something that is not set is left out. `basic` is user and password for HTTP basic
-    authentication. `under` holds headers for paths that start with its keys, instead of the general ones of that name.
+    authentication. `under` holds headers for paths that start with its keys, instead of the general ones of that name;
+    `bases` holds base URLs for paths that start with its keys, instead of the general one.
     """
 
     base_url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     basic: tuple[str, str] | None = None
     under: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    bases: Mapping[str, str] = field(default_factory=dict)
 
 
 class Api(Protocol):
@@ -303,6 +307,25 @@ class Signature(Protocol):
 
     def sign(self, request: Request, secret: str, now: datetime | float) -> Request:
         """Return the request with the headers that `verify` accepts at `now`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """How a provider takes answers that are decided while it waits."""
+
+    types: tuple[str, ...]
+    """The event types whose reply it reads."""
+    say: Callable[[Envelope, Any], Reply]
+    """The app's answer as the provider reads it; None: whatever changes nothing. Raises ValueError that says what is
+    wrong with an answer that the provider would not understand."""
+    refuse: Callable[[Envelope, str, int], Reply] | None = None
+    """The reply that says no, with a message for the user and an HTTP status where the reply has room for one; None:
+    the provider cannot be told no."""
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Event type → the fields that its answer must have: name → a type, several types, or such a mapping again."""
+    max_size: int | None = None
+    """Bytes of a reply; the provider refuses longer ones."""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -367,6 +390,10 @@ class Provider:
     endpoint_health: Callable[[Api], Health] | None = None
     authoritative: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     """Flow → (the event types that should decide it, the page that says so)."""
+    companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Flow → what else the provider sends for the same fact, and what should not decide it."""
+    answers: Answers | None = None
+    """How its events are answered within the request; None: it reads nothing but the HTTP status."""
     sample: Callable[[Sample], Request] | None = None
     """An unsigned delivery as this provider writes it: for tests, the simulator and `flask webhooks send`."""
     sample_types: tuple[str, ...] = ()

@@ -7,12 +7,13 @@ from typing import Any
 
 from .api import Apis
 from .apply import Applier
+from .effects import Caller, Outbox
 from .endpoints import Endpoints
 from .handlers import Handlers
 from .inbox import Inbox
 from .models import Tables
 from .queue import Bell
-from .reconcile import Reconciler
+from .reconcile import KEEP_EVENTS, Reconciler
 from .watch import Watch
 
 __all__ = ["EXTENSION", "State"]
@@ -34,11 +35,16 @@ class State:
     apis: Apis
     bell: Bell
     applier: Applier
+    caller: Caller
     _checked: bool = field(default=False, repr=False)
 
     @property
     def tables(self) -> Tables:
         return self.inbox.tables
+
+    @property
+    def outbox(self) -> Outbox:
+        return self.caller.outbox
 
     @property
     def reconciler(self) -> Reconciler:
@@ -47,6 +53,14 @@ class State:
     @property
     def watch(self) -> Watch:
         return Watch(self.inbox, self.endpoints, self.apis)
+
+    def sweep(self) -> dict[str, int]:
+        """Ring for what is due; return how many events and effects that are."""
+        return {"events": self.reconciler.sweep(), "effects": self.caller.sweep()}
+
+    def purge(self) -> dict[str, int]:
+        """Drop what is old; return how many rows of each kind that were."""
+        return {**self.reconciler.purge(), "effects": self.outbox.purge(KEEP_EVENTS)}
 
     def check(self) -> None:
         """Once, when everything is imported: every handler is for something that is configured. Raises ConfigError."""

@@ -101,6 +101,8 @@ class HttpApi:
         if base is None:
             raise NotFetchable(f"the settings for {spec.base_url} are not complete")
         self._base = base.rstrip("/")
+        # Where an endpoint's API is moved as a whole, it is moved with all its hosts.
+        self._bases = {} if endpoint.api_base_url else dict(spec.bases)
 
     def get(self, path: str, **params: Any) -> Json:
         return self._page(path, params)[0]
@@ -231,8 +233,16 @@ class HttpApi:
     def _filled(self, template: str) -> str | None:
         """The template with its settings; None if one of them is not set."""
         values = {**self.settings, "account": self.account}
-        missing = [name for name in _names(template) if not values.get(name)]
-        return None if missing else template.format_map(values)
+        chosen = {
+            names: next((values[name] for name in names.split("|") if values.get(name)), None)
+            for names in _NAMES.findall(template)
+        }
+        if None in chosen.values():
+            return None
+        return _NAMES.sub(lambda match: chosen[match[1]] or "", template)
+
+    def _base_of(self, path: str) -> str:
+        return next((base for prefix, base in self._bases.items() if path.startswith(prefix)), self._base)
 
     def _url(self, path: str, params: Mapping[str, Any]) -> str:
         if not path.startswith("/") or path.startswith("//") or ".." in path.split("/"):
@@ -244,13 +254,13 @@ class HttpApi:
         ]
         query = urlencode([(key, str(value)) for key, value in pairs if value is not None])
         joiner = "&" if "?" in path else "?"
-        return f"{self._base}{path}{joiner + query if query else ''}"
+        return f"{self._base_of(path)}{path}{joiner + query if query else ''}"
 
     def _own(self, url: str, target: str) -> str:
         """The URL that an answer of ours refers to; ApiRefused if it is not on the API's own host."""
         try:
             found = urljoin(url, target)
-            ours, theirs = parse_url(self._base), parse_url(found)
+            ours, theirs = parse_url(url), parse_url(found)
         except ValueError:  # LocationParseError is one, too
             raise ApiRefused(f"{self._where()}: refers to something that is no URL", 301) from None
         if (ours.scheme, ours.host, ours.port) != (theirs.scheme, theirs.host, theirs.port):
@@ -262,11 +272,10 @@ class HttpApi:
             target, _, attributes = part.partition(";")
             if 'rel="next"' in attributes:
                 following = self._own(url, target.strip().strip("<>"))
-                return (
-                    following.removeprefix(self._base)
-                    if following.startswith(self._base)
-                    else _path_of(following)
+                base = next(
+                    (b for b in (self._base, *self._bases.values()) if following.startswith(b + "/")), None
                 )
+                return following.removeprefix(base) if base is not None else _path_of(following)
         return None
 
     def _decoded(self, response: _Answer) -> Json:
@@ -287,7 +296,7 @@ class HttpApi:
             raise self._slowed(RateLimited(where, wait if wait is not None else UNHINTED))
         if status >= 500 or status in {408, 409, 425}:
             raise RetryLater(where, wait)
-        raise ApiRefused(where + _code(response), status)
+        raise ApiRefused(where + _code(response), status, _answer(response))
 
     def _slowed(self, limit: RateLimited) -> RateLimited:
         assert limit.after is not None
@@ -300,8 +309,8 @@ class HttpApi:
         return f"the API of {self._endpoint.provider.name}"
 
 
-def _names(template: str) -> list[str]:
-    return [part.partition("}")[0] for part in template.split("{")[1:]]
+_NAMES = re.compile(r"\{([a-z_|]+)\}")
+"""`{name}`, or `{one|other}` for the first of them that is set."""
 
 
 def _path_of(url: str) -> str:
@@ -324,6 +333,13 @@ def _hint(headers: Mapping[str, str]) -> timedelta | None:
     if headers.get("X-RateLimit-Remaining", "").strip() == "0" and _SECONDS.fullmatch(reset):
         return min(max(timedelta(seconds=int(reset) - time.time()), timedelta(seconds=1)), LONGEST_HINT)
     return None
+
+
+def _answer(response: _Answer) -> Json:
+    try:
+        return jsontext.loads(response.data)
+    except Unreadable:
+        return None
 
 
 def _code(response: _Answer) -> str:

@@ -24,12 +24,26 @@ from ..inbox.rows import stored_key
 from ..provider import Envelope, Request
 from ..queue import Bell
 from .fetching import CONCURRENCY, Fetched, fetch, fetch_all
+from .fresh import Copy, ensure_fresh
 from .mirroring import BATCH as MIRROR_BATCH
 from .mirroring import Mirrored, is_plain, mirror
+from .running import Running, in_handler, now_running, refuse_commit, refuse_second_connection
 from .statements import Statements, statements
-from .writing import ClaimLost, Refetch, Write, refuse_commit
+from .writing import ClaimLost, Refetch, Write
 
-__all__ = ["Applied", "Applier", "backoff", "refuse_commit", "summary"]
+__all__ = [
+    "Applied",
+    "Applier",
+    "Copy",
+    "Running",
+    "backoff",
+    "ensure_fresh",
+    "in_handler",
+    "now_running",
+    "refuse_commit",
+    "refuse_second_connection",
+    "summary",
+]
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +178,11 @@ class Applier:
                     refused.setdefault(
                         ("ignored", "condition_not_met", "the other mode (live or test)"), []
                     ).append(event.id)
+                elif (
+                    not self._wants(endpoint, event)
+                    and self.handlers.answerer(endpoint, event.type) is not None
+                ):
+                    refused.setdefault(("applied", "answered", None), []).append(event.id)
                 elif not self._wants(endpoint, event):
                     refused.setdefault(("ignored", "no_handler", None), []).append(event.id)
                 else:
@@ -287,6 +306,7 @@ class Applier:
         with self.scope() as session:
             outcomes = Write(
                 session,
+                self.inbox,
                 self._statements(),
                 endpoint,
                 self.handlers,

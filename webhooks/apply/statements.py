@@ -66,6 +66,8 @@ def statements(*, is_sqlite: bool) -> Statements:
         write=_timed(write + f"DO UPDATE SET {_SET}" + done, "as_of", "deleted_at", "now"),
         copies=text(
             "SELECT id FROM webhook_events WHERE endpoint = :endpoint AND digest = :digest AND id <> :id"
+            # One body may stand for two events of different types (an order that is created and paid at once).
+            " AND type = :type AND account = :account"
             " AND (id < :id OR state = 'applied') AND coalesce(outcome, '') <> 'duplicate_body' LIMIT 1"
         ),
         enter=_timed(

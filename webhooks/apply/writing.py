@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -12,15 +11,16 @@ from sqlalchemy.orm import Session
 
 from .. import jsontext
 from ..endpoints import Endpoint
-from ..errors import HandlerCommitted, NotVisibleYet, WebhooksError
+from ..errors import NotVisibleYet, WebhooksError
 from ..handlers import Handler, Handlers
-from ..inbox import Event, Group, read_version, write_version
+from ..inbox import Event, Group, Inbox, read_version, write_version
 from ..jsontext import Json
 from ..provider import ObjectRef
 from .fetching import Fetched, is_behind, older, regresses, require_visible
+from .running import Running, in_handler
 from .statements import Statements
 
-__all__ = ["ClaimLost", "Refetch", "Write", "in_handler", "refuse_commit"]
+__all__ = ["ClaimLost", "Refetch", "Write"]
 
 _Guard = Literal["claim", "absent", "locked"]
 
@@ -38,6 +38,7 @@ class Write:
     """The transaction for one group; `run` is called again, from the start, if the database asks for that."""
 
     session: Session
+    inbox: Inbox
     statements: Statements
     endpoint: Endpoint
     handlers: Handlers
@@ -120,7 +121,8 @@ class Write:
     def _write_carried(self, ref: ObjectRef, events: Sequence[Event]) -> dict[int, tuple[str, str]]:
         outcomes = {}
         for event in sorted(events, key=lambda e: (e.occurred_at or e.received_at, e.id)):
-            fresh = self._carry(ref, event)
+            # What we ask for ourselves carries nothing.
+            fresh = event.origin != "fresh" and self._carry(ref, event)
             stored = None if fresh else self._stored(ref)
             thing = event.snapshot if stored is None or stored.data is None else stored.data
             gone = event.gone if stored is None else stored.deleted_at is not None
@@ -204,7 +206,13 @@ class Write:
         for event in events:
             if event.digest is None or event.origin == "replay":
                 continue
-            values = {"endpoint": event.endpoint, "digest": event.digest, "id": event.id}
+            values = {
+                "endpoint": event.endpoint,
+                "digest": event.digest,
+                "id": event.id,
+                "type": event.type,
+                "account": event.account,
+            }
             if self.session.execute(self.statements.copies, values).first() is not None:
                 copies.append(event)
         return copies
@@ -225,7 +233,8 @@ class Write:
     def _occasion(self, event: Event, thing: Json, *, gone: bool) -> tuple[str, str] | None:
         """Run the `on` handlers of one event that it has not had; None if it has none."""
         outcome = None
-        for handler in self.handlers.ons(self.endpoint, event.type):
+        for handler in self._ons(event):
+            checked = handler.checked(thing)  # before `when` and `once_per`, which may rely on the fields
             if handler.when is not None and (gone or not handler.when(thing)):
                 outcome = outcome or ("ignored", "condition_not_met")
             elif not self._enter(handler, [event]):
@@ -233,23 +242,36 @@ class Write:
             elif handler.flow is not None and not self._decide(handler, event, thing):
                 outcome = outcome or ("ignored", "flow_already_decided")
             else:
-                self._call(handler, event, handler.checked(thing))
+                self._call(handler, event, checked)
                 outcome = ("applied", "applied")
         return outcome
 
+    def _ons(self, event: Event) -> list[Handler]:
+        """The `on` handlers for an event. One that the provider did not send decides flows and is no other occasion."""
+        wanted = self.handlers.ons(self.endpoint, event.type)
+        return (
+            [handler for handler in wanted if handler.flow is not None] if event.origin == "fresh" else wanted
+        )
+
     def _decide(self, handler: Handler, event: Event, thing: Json) -> bool:
-        """Whether this event decides the flow for its key: the unique key says so, whoever comes at the same time."""
-        row = {
-            "flow": handler.flow,
-            "key": handler.key(thing, event.data),
-            "event_id": event.id,
-            "handler": handler.name,
-            "now": datetime.now(UTC),
-        }
-        return self.session.execute(self.statements.decide, row).first() is not None
+        """Whether this event decides the flow for its key: the unique key says so, whoever comes at the same time.
+
+        A flow that this one replaces is decided along with it, so that either trigger finds what the other did.
+        """
+        for flow, key in handler.keys(thing, event.data):
+            row = {
+                "flow": flow,
+                "key": key,
+                "event_id": event.id,
+                "handler": handler.name,
+                "now": datetime.now(UTC),
+            }
+            if self.session.execute(self.statements.decide, row).first() is None:
+                return False
+        return True
 
     def _call(self, handler: Handler, event: Event, thing: Json) -> None:
-        with in_handler(self.session):
+        with in_handler(Running(self.session, self.inbox, event, handler.entry)):
             handler.function(event, thing)
         self.ran.append(handler.name)
 
@@ -266,30 +288,6 @@ class Write:
             )
             if done.rowcount != len(ids):
                 raise ClaimLost
-
-
-@contextmanager
-def in_handler(session: Session) -> Iterator[None]:
-    """Watch a handler: ending the transaction that carries its ledger row is an error, whichever way it does it."""
-    before = session.get_transaction()
-    session.info["webhooks_handler"] = True
-    try:
-        yield
-    finally:
-        session.info.pop("webhooks_handler", None)
-    if session.get_transaction() is not before:
-        raise HandlerCommitted(
-            "a handler must not commit, roll back or close db.session: our ledger row is in its transaction"
-        )
-
-
-def refuse_commit(session: Session) -> None:
-    """For the session's `before_commit`: a handler's own commit is stopped before it happens."""
-    if session.info.get("webhooks_handler") and session.get_nested_transaction() is None:
-        raise HandlerCommitted(
-            "a handler must not commit: its work, our ledger and the state of the event are one transaction, which is "
-            "committed for you; remove the commit, or use flush()"
-        )
 
 
 def _aware(moment: datetime) -> datetime:

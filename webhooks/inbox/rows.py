@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .. import jsontext
 from ..jsontext import Json
-from ..models import KEY_LENGTH
+from ..models import KEY_LENGTH, stored_key
 from ..provider import Envelope, ObjectRef, Provider, Request, Version
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "write_version",
 ]
 
-Origin = Literal["delivery", "recover", "reconcile", "replay"]
+Origin = Literal["delivery", "recover", "reconcile", "replay", "fresh"]
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,6 @@ class Claim:
 def _fit(text: str, length: int = KEY_LENGTH) -> str:
     cleaned: str = jsontext.clean(text)
     return cleaned[:length]
-
-
-def stored_key(text: str) -> str:
-    """A key that is too long, or that no column could hold, is stored as its digest; never cut, never empty."""
-    if 0 < len(text) <= KEY_LENGTH and text.isprintable():
-        return text
-    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def arrival(

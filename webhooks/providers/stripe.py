@@ -270,6 +270,20 @@ provider = Provider(
             ("checkout.session.completed", "checkout.session.async_payment_succeeded"),
             "https://docs.stripe.com/checkout/fulfillment",
         ),
+        "refund": (
+            ("refund.created", "refund.updated", "refund.failed"),
+            "https://docs.stripe.com/refunds",
+        ),
+    },
+    companions={
+        "fulfil-order": (
+            "checkout.session.async_payment_failed",
+            "payment_intent.succeeded",
+            "payment_intent.created",
+            "charge.succeeded",
+            "charge.updated",
+        ),
+        "refund": ("charge.refunded", "charge.refund.updated"),
     },
     sample=sample,
     sample_types=(
