@@ -9,10 +9,12 @@ import hmac
 import io
 import json
 import logging
+import sqlite3
 import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
@@ -1049,6 +1051,27 @@ def test_while_the_inbox_cannot_be_written_the_provider_is_told_to_come_again(
     assert "could not be recorded" in caplog.text
     for hidden in ("hunter2", "secret_database", "webhook_events", "INSERT"):
         assert hidden not in caplog.text
+
+
+def test_a_write_that_failed_leaves_no_lock_behind(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A57, A91: not even while somebody, a traceback for one, still holds what it was done with."""
+    held = []
+
+    def fail(cursor: Any, _rows: Any) -> None:
+        held.append(cursor.execute("UPDATE webhook_events SET state = state RETURNING id"))
+        raise RuntimeError
+
+    with build(sqlite_url, {"stripe": STRIPE}) as app:
+        assert_recorded(deliver(app, "stripe", "customer.updated", id="evt_1"))
+        with monkeypatch.context() as patched:
+            patched.setattr("webhooks.inbox.door._write_sqlite", fail)
+            assert deliver(app, "stripe", "customer.updated", id="evt_2").status_code == 503
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.rollback()
+        assert held
+        assert_recorded(deliver(app, "stripe", "customer.updated", id="evt_2"))
+        assert [row.dedup_key for row in rows(app, "events")] == ["evt_1", "evt_2"]
 
 
 def test_when_the_database_is_back_the_door_is_open_again(sqlite_url: str) -> None:
