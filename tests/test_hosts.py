@@ -157,6 +157,17 @@ def test_the_hosts_limits_are_for_its_own_pages(sqlite_url: str) -> None:
         assert len(rows(app, "events")) == 2
 
 
+def test_a_hook_of_the_host_may_read_a_large_multipart_form(sqlite_url: str) -> None:
+    """A07, A31: the host's limits for parts and their size are not for deliveries."""
+    part = b'--x\r\nContent-Disposition: form-data; name="f%d"\r\n\r\n%s\r\n'
+    body = b"".join(part % (n, b"y" * 100_000) for n in range(20)) + b"--x--\r\n"
+    with build(sqlite_url, BOTH, MAX_FORM_MEMORY_SIZE=1000, MAX_FORM_PARTS=2) as app:
+        app.before_request(lambda: request.form and None)
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        assert deliver(app, "stripe", "a.b", body=body, headers=headers).status_code == 200
+        assert [bytes(row.body) for row in rows(app, "bodies")] == [body]
+
+
 def test_a_limit_of_the_host_above_ours_does_not_widen_ours(sqlite_url: str) -> None:
     """A33"""
     small = {"stripe": {**STRIPE, "max_body": 1024}}
@@ -519,7 +530,7 @@ def test_an_api_that_is_slower_than_the_deadline_is_left_to_the_worker(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "webhooks.views.UNKNOWN_DEADLINE", timedelta(seconds=1.0)
+        "webhooks.receiving.UNKNOWN_DEADLINE", timedelta(seconds=1.0)
     )  # less the margin: no time at all
     with build(sqlite_url, {"stripe": {**STRIPE, "apply": "request"}}) as app:
         assert deliver(app, "stripe", "customer.updated").status_code == 200

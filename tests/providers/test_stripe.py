@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import stripe as sdk
 from hypothesis import given
+from marshmallow import Schema, fields
 
 from tests.apps import STRIPE, apply, build, deliver, rows
 from tests.providers.recorded import (
@@ -28,7 +29,7 @@ from tests.providers.recorded import (
     verdict,
 )
 from tests.wire import Wire, answer
-from webhooks import endpoints
+from webhooks import Webhooks, endpoints
 from webhooks.api import Apis
 from webhooks.errors import ApiRefused, NotFetchable, RetryLater
 from webhooks.provider import Health, Json, ObjectRef, Request
@@ -250,6 +251,35 @@ def test_what_the_account_may_not_see_is_told_of_and_deletes_nothing(database_ur
         assert "answered 401 (api_key_invalid)" in event.error
         (copy,) = rows(app, "objects")
         assert (copy.data, copy.deleted_at) == (api.world.get(key), None)
+
+
+def test_a_field_that_has_moved_is_told_of_and_never_read_as_nothing(database_url: str) -> None:
+    """A50: the object of another API version fails its schema; the good value stays, and the event says why."""
+
+    class Subscription(Schema):
+        current_period_end = fields.Integer(required=True)
+
+    webhooks, ends = Webhooks(), []
+
+    @webhooks.sync("stripe", "subscription", schema=Subscription)
+    def save(event: Any, subscription: Any) -> None:
+        ends.append(subscription["current_period_end"])
+
+    with Simulator("stripe") as api, build(database_url, {"stripe": api.config}, webhooks=webhooks) as app:
+        key = api.create("subscription", current_period_end=1772600767)
+        thing = {"id": key[2], "object": "subscription"}
+        deliver(app, "stripe", "customer.subscription.updated", object=thing)
+        apply(app)
+        api.world.put(key, {**thing, "items": {"data": [{"current_period_end": 1775279167}]}})
+        deliver(app, "stripe", "customer.subscription.updated", object=thing)
+        apply(app)
+        assert ends == [1772600767]
+        good, moved = rows(app, "events")
+        assert (good.state, good.outcome) == ("applied", "applied")
+        assert (moved.state, moved.outcome) == ("dead", "gave_up")
+        assert "current_period_end" in moved.error
+        assert rows(app, "objects")[0].data["current_period_end"] == 1772600767
+        assert {call.headers["Stripe-Version"] for call in api.calls} == {API_VERSION}
 
 
 def test_a_thin_event_is_fetched_once(database_url: str) -> None:

@@ -263,7 +263,7 @@ class HttpApi:
             ours, theirs = parse_url(url), parse_url(found)
         except ValueError:  # LocationParseError is one, too
             raise ApiRefused(f"{self._where()}: refers to something that is no URL", 301) from None
-        if (ours.scheme, ours.host, ours.port) != (theirs.scheme, theirs.host, theirs.port) or theirs.auth:
+        if (ours.scheme, ours.host, ours.port) != (theirs.scheme, theirs.host, theirs.port):
             raise ApiRefused(f"{self._where()}: refers to another host, which we do not follow", 301)
         return found
 
