@@ -76,8 +76,8 @@ class Watch:
         # What the app promised outside of a handler is nobody's: every endpoint tells of it.
         mine = c.endpoint.in_([name, ""])
         with self.inbox.engine.connect() as connection:
-            rows = connection.execute(select(c.state, func.count()).where(mine, left).group_by(c.state))
-            numbers: dict[str, int] = {state: number for state, number in rows}
+            counted = select(c.state, func.count()).where(mine, left).group_by(c.state)
+            numbers: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted)}
         detail = ", ".join(f"{number} {state}" for state, number in sorted(numbers.items()))
         return Finding(name, "effects", not numbers, f"effects: {detail or 'none is left'}", numbers)
 
