@@ -27,8 +27,9 @@ from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, tex
 from .inbox import LEASE, Inbox
 from .models import tables
 from .queue import EFFECTS, EFFECTS_QUEUE, Bell, broker_settings
+from .receiving import Receiver
 from .state import EXTENSION, State
-from .views import Receiver, blueprint, prepare
+from .views import blueprint, prepare
 
 __all__ = ["Webhooks", "celery_settings", "state"]
 
@@ -47,7 +48,8 @@ class Webhooks:
     def __init__(self, app: Flask | None = None) -> None:
         self.handlers = Handlers()
         self.effects = Effects()
-        self.blueprint: Blueprint = blueprint(lambda: _receiver(current_app))
+        made, self._view = blueprint(lambda: _receiver(current_app))
+        self.blueprint: Blueprint = made
         """POST /<endpoint>; register it under whatever prefix the providers call."""
         if app is not None:
             self.init_app(app)
@@ -79,7 +81,7 @@ class Webhooks:
         event.listen(db.session, "after_transaction_end", _ring_after(effects_bell))
 
         def before_everything(sender: Flask, **_: Any) -> None:
-            prepare(sender, receiver, self.blueprint)
+            prepare(sender, receiver, self._view)
 
         request_started.connect(before_everything, app, weak=False)
 
@@ -326,7 +328,11 @@ def _from_environment(app: Flask) -> dict[str, Any]:
     scratch = flask.Config(app.root_path)
     scratch.from_prefixed_env("FLASK")
     found = scratch.get("WEBHOOKS", {})
-    return found if isinstance(found, dict) else {}
+    if found == "":
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError("FLASK_WEBHOOKS is not a JSON object: endpoint name -> its configuration")
+    return found
 
 
 def _merged(below: Any, above: dict[str, Any]) -> Any:

@@ -135,7 +135,8 @@ def _define(metadata: MetaData) -> Tables:
         Column("finished_at", _Instant),
         Column("error", Text),
         UniqueConstraint("endpoint", "dedup_key", name="uq_webhook_events_endpoint_dedup_key"),
-        Index("ix_webhook_events_due", "due_at", postgresql_where=_OPEN, sqlite_where=_OPEN),
+        # The state comes first: a worker that looks for crashed claims must not walk over a backlog of pending ones.
+        Index("ix_webhook_events_due", "state", "due_at", postgresql_where=_OPEN, sqlite_where=_OPEN),
         # With the state behind, an object's open events are found however long its history is.
         Index("ix_webhook_events_object", "endpoint", "object_kind", "object_id", "state"),
         Index(

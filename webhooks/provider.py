@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, quote
 
 from . import jsontext
-from .errors import NotFetchable, Unreadable
+from .errors import NotFetchable, RetryLater, Unreadable
 from .jsontext import Json
 
 __all__ = [
@@ -40,6 +39,7 @@ __all__ = [
     "body_key",
     "dig",
     "instant",
+    "listed",
     "path_segment",
     "reply_ok",
 ]
@@ -409,8 +409,12 @@ _ISO = re.compile(
     r"(\d{4}-\d{2}-\d{2})[T ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?\s*(Z|[+-]\d{2}:?\d{2}|UTC)?",
     re.ASCII | re.IGNORECASE,
 )
+_NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,12})?", re.ASCII)
 _MILLISECONDS_FROM = 100_000_000_000
 """A number of seconds beyond this is the year 5138, so it is milliseconds (and microseconds a thousand times later)."""
+
+_FIRST, _LAST = datetime(1000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""Nobody's clock shows a time outside, and not every database can read back there what it has written."""
 
 
 def instant(value: Any) -> datetime | None:
@@ -419,34 +423,31 @@ def instant(value: Any) -> datetime | None:
     Takes Unix seconds, milliseconds or microseconds (also as text) and ISO 8601 with any fraction; a text without a
     zone is UTC. Unknown is None and never "old".
     """
-    if isinstance(value, datetime):
-        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, str):
-        match = _ISO.fullmatch(value.strip())
-        if match is None:
-            try:
-                value = float(value) if len(value) < 32 and value.strip().isascii() else None
-            except ValueError:
-                return None
-        else:
-            day, time, fraction, zone = match.groups()
-            zone = "+00:00" if zone is None or zone.upper() in {"Z", "UTC"} else zone
-            try:
-                return datetime.fromisoformat(
-                    f"{day}T{time}.{(fraction or '').ljust(6, '0')[:6]}{zone}"
-                ).astimezone(UTC)
-            except (ValueError, OverflowError):
-                return None
-    if not isinstance(value, int | float) or value in {math.inf, -math.inf}:
-        return None
     try:
-        while abs(value) >= _MILLISECONDS_FROM:
-            value = value / 1000
-        return datetime.fromtimestamp(value, UTC)
+        found = _instant(value)
     except (ValueError, OverflowError, OSError):
         return None
+    return found if found is not None and _FIRST <= found < _LAST else None
+
+
+def _instant(value: Any) -> datetime | None:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+    if isinstance(value, str):
+        text = value.strip()
+        match = _ISO.fullmatch(text)
+        if match is not None:
+            day, time, fraction, zone = match.groups()
+            zone = "+00:00" if zone is None or zone.upper() in {"Z", "UTC"} else zone
+            micros = (fraction or "").ljust(6, "0")[:6]
+            return datetime.fromisoformat(f"{day}T{time}.{micros}{zone}").astimezone(UTC)
+        value = float(text) if _NUMBER.fullmatch(text) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    for unit in (1, 1_000, 1_000_000, 1_000_000_000):  # seconds, milliseconds, microseconds, nanoseconds
+        if abs(value) < _MILLISECONDS_FROM * unit:
+            return datetime.fromtimestamp(value / unit, UTC)
+    return None
 
 
 def as_text(value: Any) -> str:
@@ -466,6 +467,17 @@ def path_segment(value: str) -> str:
     if not value or len(value) > 255 or set(value) == {"."} or not value.isprintable():
         raise NotFetchable("the id cannot be part of a URL")
     return quote(value, safe="")
+
+
+def listed(answer: Json, *path: str) -> list[dict[str, Any]]:
+    """The objects of a listing, which stands under these keys of the answer.
+
+    Raises RetryLater for an answer that is none: taken for an empty listing, it would say that nothing has changed.
+    """
+    found = dig(answer, *path) if path else answer
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise RetryLater("the API answered with something that is no listing")
+    return found
 
 
 def dig(data: Json, *path: str) -> Any:

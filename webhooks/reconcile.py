@@ -17,7 +17,7 @@ from . import jsontext
 from .api import Apis
 from .apply import Applier, summary
 from .endpoints import Endpoint, Endpoints
-from .errors import ConfigError, NotFetchable, WebhooksError
+from .errors import ApiRefused, ConfigError, NotFetchable, RetryLater
 from .inbox import Arrival, Inbox, arrival, inserted_id, write_version
 from .inbox.rows import stored_key
 from .jsontext import Json
@@ -142,12 +142,9 @@ class Reconciler:
         keys = {stored_key(entry.dedup_key): entry for entry in entries if entry.dedup_key}
         missing = self.inbox.missing(endpoint.name, keys) if keys else set()
         run.missed += len(missing)
-        envelopes = [envelope for key, entry in keys.items() if key in missing for envelope in entry.read()]
-        arrivals = [
-            arrival(endpoint.name, endpoint.provider, e, e.request, origin="recover") for e in envelopes
-        ]
+        arrivals = [a for key, entry in keys.items() if key in missing for a in _read(endpoint, key, entry)]
         recorded = self.inbox.record(arrivals)
-        run.healed += sum(r.new for r in recorded)
+        run.healed += sum(r.new for r, a in zip(recorded, arrivals, strict=True) if a.state == "pending")
 
     # -- reconcile
 
@@ -269,7 +266,7 @@ class Reconciler:
         id_, run = begun
         try:
             yield run
-        except WebhooksError as error:
+        except Exception as error:  # noqa: BLE001 - the other endpoints have their turn whatever it is
             run.error = summary(error)
             log.warning("%s: %s failed: %s", endpoint.name, task, run.error)
         except BaseException as error:
@@ -335,6 +332,36 @@ class Reconciler:
                     error=error or None,
                 )
             )
+
+
+def _read(endpoint: Endpoint, key: str, entry: LogEntry) -> list[Arrival]:
+    """An entry of the provider's log as arrivals. One that cannot be read, or is there no more, becomes a dead letter:
+    it must neither hold the others nor be passed over in silence."""
+    try:
+        return [
+            arrival(endpoint.name, endpoint.provider, e, e.request, origin="recover") for e in entry.read()
+        ]
+    except RetryLater:
+        raise
+    except ApiRefused as refusal:
+        if refusal.http_status not in {404, 410}:
+            raise
+        why = summary(refusal)
+    except Exception as error:  # noqa: BLE001 - whatever the entry holds
+        why = summary(error)
+    log.warning("%s: an entry of the provider's log cannot be read: %s", endpoint.name, why)
+    # Under a key of its own: a delivery of the event may still come, and bring what can be read.
+    return [
+        Arrival(
+            endpoint.name,
+            stored_key(f"recover:{key}"),
+            origin="recover",
+            occurred_at=entry.occurred_at,
+            state="dead",
+            outcome="unreadable",
+            error=why,
+        )
+    ]
 
 
 RACY = timedelta(seconds=2)
