@@ -380,16 +380,15 @@ def test_a_worker_finds_what_was_answered_and_runs_other_handlers_too(site: Buil
 # -- the database is away
 
 
-@pytest.mark.parametrize("hook", HOOKS)
 def test_a_database_that_is_away_never_fails_a_sign_in_where_the_hook_allows(
-    own_postgres_site: tuple[Postgres, Build], hook: str
+    own_postgres_site: tuple[Postgres, Build],
 ) -> None:
     server, site = own_postgres_site
     made = site(answering(lambda _made, _event: None))
-    assert made.auth.invoke(hook).allowed
+    assert made.auth.invoke("send-email").allowed
     server.kill()
-    outcome = made.auth.invoke(hook)
-    assert (outcome.allowed, outcome.attempts) == (True, 1), outcome
+    outcomes = {hook: made.auth.invoke(hook) for hook in HOOKS}
+    assert {hook: (o.allowed, o.attempts) for hook, o in outcomes.items()} == dict.fromkeys(HOOKS, (True, 1))
 
 
 def test_a_handler_that_needs_no_database_still_decides_while_it_is_away(
