@@ -219,6 +219,18 @@ def test_give_up_is_a_dead_letter_and_redrive_calls_it_again_under_its_key(build
     assert till.other.calls == [effect.idempotency_key] * 2
 
 
+def test_give_up_after_a_call_that_may_have_done_it_is_unknown(build: Build) -> None:
+    till = build(idempotent=True)
+    answers: list[Exception | None] = [TimeoutError(), GiveUp("the account is closed")]
+    till.other.behave = lambda _: raise_next(answers)
+    promise(till)
+    till.call()
+    till.all_leases_run_out()
+    till.call()
+    (effect,) = till.effects()
+    assert (effect.state, effect.error) == ("unknown", "GiveUp: the account is closed")
+
+
 @pytest.mark.parametrize(("done", "calls", "end"), [(True, 1, "done"), (False, 2, "done")])
 def test_a_person_settles_what_is_unknown(build: Build, done: bool, calls: int, end: str) -> None:
     till = build()

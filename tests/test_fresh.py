@@ -79,7 +79,8 @@ def test_a_delivery_that_waits_is_applied_and_nothing_else_is_fetched(till: Till
     assert till.outcomes() == [("checkout.session.completed", "applied", "applied")]
 
 
-def test_a_claim_that_is_running_is_waited_for(till: Till) -> None:
+@pytest.mark.parametrize("flow", [None, "fulfil-order"])
+def test_a_claim_that_is_running_is_waited_for(till: Till, flow: str | None) -> None:
     key = session(till)
     till.simulator.emit("checkout.session.completed", key)
     till.deliver()
@@ -87,7 +88,7 @@ def test_a_claim_that_is_running_is_waited_for(till: Till) -> None:
     worker = threading.Thread(target=till.state.applier.drain)
     worker.start()
     wait_for(lambda: till.events()[0].state == "applying")
-    copy = ask(till, key[2])
+    copy = ask(till, key[2], flow=flow)
     worker.join()
     assert copy.is_fresh
     assert len(till.simulator.calls) == 1, "no second fetch"

@@ -65,7 +65,21 @@ class Watch:
                 not late,
                 f"the oldest due event waits since {oldest}" if oldest else "nothing waits",
             ),
+            self._effects(name),
         ]
+
+    def _effects(self, name: str) -> Finding:
+        """What only a person can settle; nobody else will."""
+        c = self.inbox.tables.effects.c
+        # An unknown effect that is due has a lookup, which may settle it yet.
+        left = (c.state == "dead") | ((c.state == "unknown") & c.due_at.is_(None))
+        # What the app promised outside of a handler is nobody's: every endpoint tells of it.
+        mine = c.endpoint.in_([name, ""])
+        with self.inbox.engine.connect() as connection:
+            counted = select(c.state, func.count()).where(mine, left).group_by(c.state)
+            numbers: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted)}
+        detail = ", ".join(f"{number} {state}" for state, number in sorted(numbers.items()))
+        return Finding(name, "effects", not numbers, f"effects: {detail or 'none is left'}", numbers)
 
     def _health(self, endpoint: Endpoint) -> Health:
         ask = endpoint.provider.endpoint_health

@@ -156,6 +156,7 @@ class _One:
             type=f"fresh.{self.ref.kind}" if self.trigger is None else self.trigger.types[0],
             object=self.ref,
             account=self.account,
+            correlation=flow,
             body=jsontext.dumps({"fresh": self.ref.kind, "id": self.ref.id}),
         )
         (recorded,) = self.applier.inbox.record([arrival])

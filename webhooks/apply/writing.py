@@ -247,11 +247,13 @@ class Write:
         return outcome
 
     def _ons(self, event: Event) -> list[Handler]:
-        """The `on` handlers for an event. One that the provider did not send decides flows and is no other occasion."""
+        """The `on` handlers for an event. One that we made ourselves is no occasion: it decides the flow it names."""
         wanted = self.handlers.ons(self.endpoint, event.type)
-        return (
-            [handler for handler in wanted if handler.flow is not None] if event.origin == "fresh" else wanted
-        )
+        if event.origin != "fresh":
+            return wanted
+        return [
+            handler for handler in wanted if handler.flow is not None and handler.flow == event.correlation
+        ]
 
     def _decide(self, handler: Handler, event: Event, thing: Json) -> bool:
         """Whether this event decides the flow for its key: the unique key says so, whoever comes at the same time.

@@ -28,6 +28,7 @@ TODO = {
     "endpoint_failing": "look at the provider's last deliveries and at our log: do its requests reach us, is the secret right?",
     "dead_letters": "see `flask webhooks events --state dead --endpoint {endpoint}`, mend the reason, then "
     "`flask webhooks redrive --all --endpoint {endpoint}`",
+    "effects": "see `flask webhooks effects list --state unknown` and `--state dead`; settle the ones and redrive the others",
     "backlog": "see whether workers run, and whether `flask webhooks status` shows a hold",
     "tables": "run `flask db upgrade`; in your own app run `flask db migrate` before it",
     "migrations": "run `flask db upgrade`",

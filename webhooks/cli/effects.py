@@ -62,7 +62,7 @@ def list_(*, wanted: str | None, name: str | None, endpoint: str | None, limit: 
             for missing in unregistered
         )(where)
 
-    return Answer({"effects": [_described(inbox, row) for row in found]}, show)
+    return Answer([_described(inbox, row) for row in found], show)
 
 
 @command()

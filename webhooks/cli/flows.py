@@ -45,7 +45,7 @@ def flows(*, flow: str | None) -> Answer:
                 "", one["last"], ("decided_at", "key", "event_id", "type"), empty="  Nothing is decided yet."
             )(where)
 
-    return Answer({"flows": found}, show)
+    return Answer(found, show)
 
 
 def _described(inbox: State, handler: Handler) -> dict[str, Any]:

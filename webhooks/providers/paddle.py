@@ -282,6 +282,7 @@ provider = Provider(
             "https://developer.paddle.com/webhooks/about/how-webhooks-work",
         ),
     },
+    companions={"fulfil-order": ("transaction.paid", "transaction.updated", "transaction.billed")},
     sample=sample,
     sample_types=(
         "transaction.completed",

@@ -298,6 +298,9 @@ provider = Provider(
             f"{S2S}/best-practices/webhooks-and-fetch-apis",
         ),
     },
+    companions={
+        "fulfil-order": ("payment.authorized", "payment.captured", "invoice.paid", "payment_link.paid")
+    },
     sample=sample,
     sample_types=(
         "payment.authorized",

@@ -356,6 +356,14 @@ provider = Provider(
     list_changed=list_changed,
     endpoint_health=endpoint_health,
     authoritative={"order-paid": (("orders/paid",), "https://shopify.dev/docs/api/webhooks/latest")},
+    companions={
+        "order-paid": (
+            "orders/create",
+            "orders/updated",
+            "order_transactions/create",
+            "inventory_levels/update",
+        )
+    },
     sample=sample,
     sample_types=(
         "orders/create",

@@ -402,6 +402,7 @@ provider = Provider(
     authoritative={
         "answer-mention": (("app_mention",), "https://docs.slack.dev/reference/events/message.channels"),
     },
+    companions={"answer-mention": ("message",)},
     sample=sample,
     sample_types=(
         "message",

@@ -15,10 +15,13 @@ from datetime import UTC, date, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
+from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
 
 from .. import jsontext
 from ..errors import ApiRefused, NotFetchable, SignatureError, Unreadable
 from ..provider import (
+    Answers,
     Api,
     ApiSpec,
     Change,
@@ -301,7 +304,39 @@ def _rfc_2822(value: Any) -> datetime | None:
 
 def reply(_request: Request) -> Reply:
     """Instructions to do nothing. To an inbound message any text would be sent to its sender."""
-    return Reply(body='<?xml version="1.0" encoding="UTF-8"?><Response></Response>', content_type="text/xml")
+    return _twiml("")
+
+
+def say(envelope: Envelope, answer: Any) -> Reply:
+    """The app's answer: TwiML, as text or as an object of the SDK, or a sentence for the sender or the caller."""
+    if answer is None:
+        return _twiml("")
+    text = str(answer)
+    if not text.lstrip().startswith("<"):
+        return _twiml(f"<{_verb(envelope)}>{escape(text)}</{_verb(envelope)}>")
+    try:
+        root = ET.fromstring(text.encode())  # noqa: S314 - our own app wrote it
+    except ET.ParseError as error:
+        raise ValueError(f"the answer is no TwiML: {error}") from None
+    if root.tag != "Response":
+        raise ValueError(f"TwiML is a <Response>, not a <{root.tag}>")
+    return Reply(body=text, content_type="text/xml")
+
+
+def refuse(envelope: Envelope, message: str, _http_status: int) -> Reply:
+    # There is no other no: the sender gets to read it, the caller to hear it before the line is cut.
+    end = "<Hangup/>" if _verb(envelope) == "Say" else ""
+    return _twiml(f"<{_verb(envelope)}>{escape(message)}</{_verb(envelope)}>{end}")
+
+
+def _verb(envelope: Envelope) -> str:
+    return "Message" if envelope.type.startswith("message.") else "Say"
+
+
+def _twiml(content: str) -> Reply:
+    return Reply(
+        body=f'<?xml version="1.0" encoding="UTF-8"?><Response>{content}</Response>', content_type="text/xml"
+    )
 
 
 def fetch(api: Api, ref: ObjectRef) -> Json | None:
@@ -490,6 +525,13 @@ provider = Provider(
         ),
     },
     sample=sample,
+    answers=Answers(
+        types=("message.received", "call.ringing", "call.in-progress"),
+        say=say,
+        refuse=refuse,
+        max_size=64 * 1024,  # https://www.twilio.com/docs/api/errors/11750
+        source="https://www.twilio.com/docs/messaging/twiml",
+    ),
     sample_types=(
         "message.received",
         "message.sent",

@@ -46,6 +46,8 @@ NOW = datetime(2026, 12, 1, 14, 40, 0, tzinfo=UTC)
 HINT = timedelta(seconds=7)
 MOST_CALLS = 500
 """A listing of a few objects that asks more often than this does not end."""
+MOST_ANSWERED = 1_000_000
+"""Bytes of an answer where the provider names no limit."""
 BUSY = 8
 """How often something happens in a restless world; else a log that asks about each entry would never end."""
 
@@ -250,6 +252,8 @@ class ProviderContract:
         assert all(
             types and source.startswith("https://") for types, source in provider.authoritative.values()
         )
+        for flow, types in provider.companions.items():
+            assert not {*types} & {*provider.authoritative[flow][0]}, "a companion does not decide"
         for listing in (provider.list_changed, provider.list_events):
             assert listing is None or "miss" in (listing.__doc__ or "").lower(), "say what the listing misses"
 
@@ -435,6 +439,23 @@ class ProviderContract:
             reply = self.provider.reply(request)
             assert 200 <= reply.status < 300
             assert isinstance(reply.body, str)
+
+    def test_an_answer_that_says_nothing_changes_nothing_and_a_refusal_says_so(self) -> None:
+        answers = self.provider.answers
+        if answers is None:
+            pytest.skip("it takes no answers")
+        asked = [
+            (r, e) for r in self._deliveries() for e in self.provider.parse(r) if e.type in answers.types
+        ]
+        assert asked, "no delivery is a question"
+        for request, envelope in asked:
+            nothing = answers.say(envelope, None)
+            assert nothing == self.provider.reply(request)
+            assert len(nothing.body.encode()) <= (answers.max_size or MOST_ANSWERED)
+            if answers.refuse is not None:
+                refusal = answers.refuse(envelope, "Not today.", 403)
+                assert refusal != nothing
+                assert "Not today." in refusal.body
 
     # -- the API
 
