@@ -24,6 +24,7 @@ from flask import Flask
 from sqlalchemy import create_engine, text
 from werkzeug.test import TestResponse
 
+from tests import apps
 from tests.apps import GITHUB, STRIPE, apply, build, deliver, post, rows, signed
 from webhooks import Webhooks, providers
 from webhooks.extension import state
@@ -34,6 +35,14 @@ from webhooks.signatures import fingerprint
 
 STRIPE_SECRET, GITHUB_SECRET = STRIPE["secrets"][0], GITHUB["secrets"][0]
 CUSTOMER = {"id": "cus_1", "object": "customer"}
+
+
+@pytest.fixture(scope="module", params=["blueprint", "front door"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test of the door runs through Flask's blueprint and through the front door before it."""
+    apps.front_door = request.param == "front door"
+    yield
+    apps.front_door = False
 
 
 @pytest.fixture
