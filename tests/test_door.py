@@ -179,7 +179,8 @@ def test_a_hook_of_the_host_may_read_the_form_first(app: Flask) -> None:
 
     body = b"payload=" + quote('{"action":"opened","issue":{"id":9,"number":7}}').encode()
     assert_recorded(send_github(app, body, Content_Type="application/x-www-form-urlencoded"))
-    assert seen == ['{"action":"opened","issue":{"id":9,"number":7}}']
+    # No hook of the host's runs for what the front door takes.
+    assert seen == ([] if apps.front_door else ['{"action":"opened","issue":{"id":9,"number":7}}'])
     assert bodies(app) == [body]
 
 
