@@ -13,6 +13,7 @@ import pytest
 
 from tests.till import Till
 from webhooks import ConfigError, Copy
+from webhooks.cli import cli
 from webhooks.testing import ApiFaults
 from webhooks.testing.simulator import Answer
 
@@ -64,6 +65,8 @@ def test_without_a_delivery_one_fetch_is_made_and_the_copy_is_what_the_provider_
     assert (copy.state, copy.data["payment_status"]) == ("fresh", "paid")
     assert (len(till.simulator.calls), till.rows()) == (1, ["copied paid"])
     assert till.outcomes() == [("fresh.checkout.session", "applied", "applied")]
+    explained = till.app.test_cli_runner().invoke(cli, ["explain", str(till.events()[0].id)]).stdout
+    assert "No delivery brought it: code of the app asked" in explained
     till.simulator.update(key, silent=True, payment_status="refunded")
     assert ask(till, key[2]).data["payment_status"] == "refunded"
     assert len(till.simulator.calls) == 2

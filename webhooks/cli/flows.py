@@ -98,7 +98,9 @@ def _ignored(inbox: State, handler: Handler, endpoints: list[str], type_: str) -
     }
     came = queries.rows(
         inbox,
-        select(func.count().label("number")).where(c.type == type_, c.endpoint.in_(endpoints)),
+        select(func.count().label("number")).where(
+            c.type == type_, c.endpoint.in_(endpoints), c.origin != "fresh"
+        ),
     )[0]["number"]
     return {"type": type_, "other_handlers": sorted(others), "received": came}
 

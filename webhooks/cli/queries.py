@@ -240,7 +240,7 @@ def types_received(state: State, *, endpoint: str | None, since: datetime | None
             func.count().label("events"),
             func.max(c.received_at).label("last_received_at"),
         )
-        .where(c.type != "", c.origin != "reconcile", *wanted)
+        .where(c.type != "", c.origin.not_in(["reconcile", "fresh"]), *wanted)
         .group_by(c.endpoint, c.type, c.object_kind)
         .order_by(c.endpoint, func.count().desc(), c.type),
     )
