@@ -213,7 +213,7 @@ class Calls(RuleBasedStateMachine):
 
 
 LENGTH = settings(
-    max_examples=settings().max_examples,
+    max_examples=settings().max_examples // 2,
     stateful_step_count=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
