@@ -20,7 +20,11 @@ def test_the_app_of_the_readme_ships_an_order_once_whatever_events_come(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLASK_CELERY__broker_url", "memory://")
     monkeypatch.setenv("FLASK_WEBHOOKS__stripe__fetch", "false")  # the provider is not there
-    code = next(block for block in re.findall(r"^```python\n(.*?)^```", README, re.M | re.S) if "create_app" in block)
+    code = next(
+        block
+        for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+        if "create_app" in block
+    )
     shop: dict[str, Any] = {"__name__": "shop"}
     exec(compile(code, "README.md", "exec"), shop)
     app = shop["create_app"]()
@@ -38,7 +42,9 @@ def test_the_app_of_the_readme_ships_an_order_once_whatever_events_come(
         for _ in range(2):
             answer = deliver(app, "stripe", type_, id=f"evt_{type_}", object=session)
             assert answer.status_code == 200
-    deliver(app, "stripe", "customer.updated", object={"id": "cus_1", "object": "customer", "email": "a@b.test"})
+    deliver(
+        app, "stripe", "customer.updated", object={"id": "cus_1", "object": "customer", "email": "a@b.test"}
+    )
     apply(app)
     with app.app_context():
         assert shop["db"].session.scalar(select(func.count()).select_from(shop["Shipment"])) == 1
