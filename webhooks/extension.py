@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,11 +16,14 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from . import endpoints as _endpoints
+from .alerts import AppriseTeller
 from .api import Apis
+from .api.budget import Budget
 from .apply import Applier, refuse_commit
 from .errors import ConfigError
 from .handlers import Handler, Handlers, Late, Schemas, named, texts
 from .inbox import LEASE, Inbox
+from .issues import Issue, Issues, Teller
 from .models import tables
 from .queue import Bell, broker_settings
 from .state import EXTENSION, State
@@ -30,6 +33,7 @@ __all__ = ["Webhooks", "celery_settings", "state"]
 
 _RECEIVER = "webhooks.receiver"
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound=Teller)
 
 
 class Webhooks:
@@ -42,6 +46,7 @@ class Webhooks:
 
     def __init__(self, app: Flask | None = None) -> None:
         self.handlers = Handlers()
+        self._told: list[Teller] = []
         self.blueprint: Blueprint = blueprint(lambda: _receiver(current_app))
         """POST /<endpoint>; register it under whatever prefix the providers call."""
         if app is not None:
@@ -66,17 +71,27 @@ class Webhooks:
             tables(db.metadata),
             lease=lease if isinstance(lease, timedelta) else timedelta(seconds=float(lease)),
         )
-        apis, bell = Apis(), Bell(lambda: celery_of(app))
+        apis = Apis(budget=Budget(inbox._engine, inbox.tables))
+        bell = Bell(lambda: celery_of(app))
         applier = Applier(inbox, found, self.handlers, apis, bell, _scope_of(app, db))
         receiver = Receiver(found, inbox, bell, applier)
         app.extensions[_RECEIVER] = receiver
-        app.extensions[EXTENSION] = State(app, db, found, self.handlers, inbox, apis, bell, applier)
+        issues = Issues(inbox, _tellers(app, self._told))
+        app.extensions[EXTENSION] = State(app, db, found, self.handlers, inbox, apis, bell, applier, issues)
         event.listen(db.session, "before_commit", refuse_commit)
 
         def before_everything(sender: Flask, **_: Any) -> None:
             prepare(sender, receiver, self.blueprint)
 
         request_started.connect(before_everything, app, weak=False)
+
+    def on_issue(self, function: T) -> T:
+        """Call `function(issue)` once when an issue opens and once when it is over, in whichever process notices.
+
+        It runs in an app context. What it raises is logged and stops nobody.
+        """
+        self._told.append(function)
+        return function
 
     # -- what the app does with events
 
@@ -148,6 +163,27 @@ class Webhooks:
         if not types:
             raise ConfigError(f"on({source!r}) needs at least one event type")
         return register
+
+
+def _tellers(app: Flask, told: Sequence[Teller]) -> list[Teller]:
+    """Who is told of issues: the addresses in WEBHOOKS_ALERTS (a list, or a function that returns one), then the app."""
+
+    def urls() -> Sequence[str]:
+        given = app.config.get("WEBHOOKS_ALERTS", ())
+        found: Any = given() if callable(given) else given
+        return [found] if isinstance(found, str) else list(found)
+
+    def tell_the_app(issue: Issue) -> None:
+        with app.app_context():
+            for function in told:
+                try:
+                    function(issue)
+                except Exception as error:  # noqa: BLE001 - one that fails must not keep the others from hearing it
+                    app.logger.warning(
+                        "on_issue: %s (%s)", getattr(function, "__name__", "?"), type(error).__name__
+                    )
+
+    return [AppriseTeller(urls), tell_the_app]
 
 
 def _receiver(app: Flask) -> Receiver:

@@ -10,6 +10,7 @@ from .apply import Applier
 from .endpoints import Endpoints
 from .handlers import Handlers
 from .inbox import Inbox
+from .issues import Issues
 from .models import Tables
 from .queue import Bell
 from .reconcile import Reconciler
@@ -34,6 +35,7 @@ class State:
     apis: Apis
     bell: Bell
     applier: Applier
+    issues: Issues
     _checked: bool = field(default=False, repr=False)
 
     @property
@@ -42,11 +44,11 @@ class State:
 
     @property
     def reconciler(self) -> Reconciler:
-        return Reconciler(self.inbox, self.endpoints, self.apis, self.bell, self.applier)
+        return Reconciler(self.inbox, self.endpoints, self.apis, self.bell, self.applier, self.issues)
 
     @property
     def watch(self) -> Watch:
-        return Watch(self.inbox, self.endpoints, self.apis)
+        return Watch(self.inbox, self.endpoints, self.apis, self.issues)
 
     def check(self) -> None:
         """Once, when everything is imported: every handler is for something that is configured. Raises ConfigError."""

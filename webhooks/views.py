@@ -17,6 +17,7 @@ from .apply import Applier
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
 from .inbox import Arrival, Inbox, arrival, unreadable
+from .inbox.rejections import Refusal, Rejections
 from .provider import Envelope, Headers, Reply, Request
 from .queue import Bell
 from .signatures import fingerprint
@@ -47,6 +48,7 @@ class Receiver:
         self._inbox = inbox
         self._bell = bell
         self._applier = applier
+        self._rejections = Rejections(inbox)
 
     def receive(self, endpoint: Endpoint, delivery: Request) -> Reply:
         """Verify and record a delivery; return what the provider should get to read.
@@ -88,6 +90,18 @@ class Receiver:
         digest = hashlib.sha256(delivery.body).hexdigest()
         return self._inbox.use_nonce(endpoint.name, envelope.nonce, envelope.dedup_key, digest)
 
+    def note_refusal(self, endpoint: Endpoint, refusal: Refusal) -> None:
+        """Log a refused delivery and keep a note of it, as far as there are not too many. Never raises."""
+        log.warning(
+            "%s: refused a delivery (%s): %d bytes, sha256 %s, content type %r",
+            endpoint.name,
+            refusal.reason,
+            refusal.length,
+            refusal.digest,
+            refusal.content_type,
+        )
+        self._rejections.note(endpoint.name, refusal)
+
     def _apply(self, endpoint: Endpoint, ids: list[int], started: float) -> None:
         allowed = (endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN
         deadline = started + allowed.total_seconds()
@@ -121,7 +135,7 @@ def blueprint(receiver: Callable[[], Receiver]) -> Blueprint:
             )
             reply = receiver().receive(found, delivery)
         except RequestError as refused:
-            _log_refusal(found, refused)
+            receiver().note_refusal(found, _refusal(refused))
             return Response(f"{_WORDS[refused.http_status]}\n", refused.http_status, mimetype="text/plain")
         except InboxUnavailable as error:
             log.error("%s: a delivery could not be recorded (%s)", found.name, error)
@@ -193,14 +207,15 @@ def _url(http: WerkzeugRequest) -> str:
     return f"{http.scheme}://{http.host}{raw}"
 
 
-def _log_refusal(endpoint: Endpoint, refused: RequestError) -> None:
+def _refusal(refused: RequestError) -> Refusal:
     """What is needed to tell a wrong secret from a changed body; never the body, the signature or a secret."""
     body = b"" if isinstance(refused, TooLarge) else request.get_data(cache=True)
-    log.warning(
-        "%s: refused a delivery (%s): %d bytes, sha256 %s, content type %r",
-        endpoint.name,
-        refused.reason if isinstance(refused, SignatureError) else type(refused).__name__,
+    return Refusal(
+        refused.reason if isinstance(refused, SignatureError) else _REASONS[type(refused)],
         request.content_length or len(body),
         hashlib.sha256(body).hexdigest(),
         (request.content_type or "")[:80],
     )
+
+
+_REASONS: dict[type[RequestError], str] = {TooLarge: "too_large", Unsupported: "unsupported"}

@@ -14,8 +14,8 @@ from rich.console import Console
 from sqlalchemy import Table, inspect
 
 from ..endpoints import Endpoint
+from ..issues import KINDS, Finding
 from ..state import State
-from ..watch import Finding
 from . import standing
 from .asking import endpoint_name, endpoint_option
 from .output import Answer, command, sentences, state, table, waiting
@@ -23,19 +23,13 @@ from .output import Answer, command, sentences, state, table, waiting
 __all__ = ["check", "doctor", "issues"]
 
 TODO = {
-    "endpoint_disabled": "enable the endpoint again at the provider, then run `flask webhooks recover {endpoint}`",
-    "endpoint_missing": "create the endpoint at the provider, or correct the id of it in WEBHOOKS",
-    "endpoint_failing": "look at the provider's last deliveries and at our log: do its requests reach us, is the secret right?",
-    "dead_letters": "see `flask webhooks events --state dead --endpoint {endpoint}`, mend the reason, then "
-    "`flask webhooks redrive --all --endpoint {endpoint}`",
-    "backlog": "see whether workers run, and whether `flask webhooks status` shows a hold",
     "tables": "run `flask db upgrade`; in your own app run `flask db migrate` before it",
     "migrations": "run `flask db upgrade`",
     "broker": "start the broker, or correct CELERY's broker_url; until then only `flask webhooks work` applies events",
     "blueprint": 'call app.register_blueprint(webhooks.blueprint, url_prefix="/webhooks")',
     "configuration": "correct WEBHOOKS[{endpoint!r}]",
 }
-"""What to do about a finding that is not good."""
+"""What to do about a finding of the set-up that is not good; for what can be an issue, its kind says it."""
 
 ALL = "(all)"
 """For findings that are about no endpoint in particular."""
@@ -124,7 +118,8 @@ def _what_to_do(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def _todo(kind: str, endpoint: str) -> str:
-    return TODO.get(kind, "see its detail").format(endpoint=endpoint)
+    todo = KINDS[kind].todo if kind in KINDS else TODO.get(kind, "see its detail")
+    return todo.format(endpoint=endpoint)
 
 
 # -- the set-up

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
-from sqlalchemy import func, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import func, select
 
-from .api import Apis
-from .apply import summary
-from .endpoints import Endpoint, Endpoints
-from .errors import WebhooksError
-from .inbox import Inbox
-from .provider import Health
+from ..api import Apis
+from ..apply import summary
+from ..endpoints import Endpoint, Endpoints
+from ..errors import WebhooksError
+from ..inbox import Inbox
+from ..issues import Finding, Issues
+from ..provider import Health
 
 __all__ = ["Finding", "Watch"]
 
@@ -25,28 +23,16 @@ BACKLOG = timedelta(minutes=10)
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is, or is not, as it should be on an endpoint."""
-
-    endpoint: str
-    kind: str
-    good: bool
-    detail: str = ""
-    evidence: dict[str, Any] = field(default_factory=dict)
-
-
 class Watch:
     """Checks for one app."""
 
-    def __init__(self, inbox: Inbox, endpoints: Endpoints, apis: Apis) -> None:
-        self.inbox, self.endpoints, self.apis = inbox, endpoints, apis
+    def __init__(self, inbox: Inbox, endpoints: Endpoints, apis: Apis, issues: Issues) -> None:
+        self.inbox, self.endpoints, self.apis, self.issues = inbox, endpoints, apis, issues
 
     def check(self) -> list[Finding]:
         """Look at every endpoint, open and close issues; return what was found."""
         found = [finding for endpoint in self.endpoints.values() for finding in self._check(endpoint)]
-        for finding in found:
-            self._enter(finding)
+        self.issues.enter(found)
         return found
 
     def _check(self, endpoint: Endpoint) -> list[Finding]:
@@ -89,35 +75,3 @@ class Watch:
         if oldest is None:
             return int(dead or 0), None
         return int(dead or 0), max(now.replace(tzinfo=None) - oldest.replace(tzinfo=None), timedelta(0))
-
-    def _enter(self, finding: Finding) -> None:
-        """Open an issue once, close it once; in between it only stays."""
-        issues = self.inbox.tables.issues
-        mine = (
-            (issues.c.endpoint == finding.endpoint)
-            & (issues.c.kind == finding.kind)
-            & (issues.c.state == "open")
-        )
-        now = self.inbox.moment()
-        if finding.good:
-            with self.inbox.transaction() as connection:
-                closed = connection.execute(
-                    update(issues).where(mine).values(state="closed", closed_at=now)
-                ).rowcount
-            if closed:
-                log.warning("%s: %s is over", finding.endpoint, finding.kind)
-            return
-        try:
-            with self.inbox.transaction() as connection:
-                connection.execute(
-                    insert(issues).values(
-                        endpoint=finding.endpoint,
-                        kind=finding.kind,
-                        state="open",
-                        opened_at=now,
-                        evidence={"detail": finding.detail, **finding.evidence},
-                    )
-                )
-        except IntegrityError:
-            return  # it is open already
-        log.error("%s: %s: %s", finding.endpoint, finding.kind, finding.detail)

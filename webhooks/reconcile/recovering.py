@@ -1,0 +1,163 @@
+"""Recover: read the provider's own log and record what the inbox lacks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from ..api import Apis, HttpApi
+from ..endpoints import Endpoint
+from ..errors import ConfigError, Unreadable
+from ..inbox import Arrival, Inbox, arrival
+from ..inbox.marks import Marks
+from ..inbox.rows import stored_key
+from ..provider import LogEntry
+from .limits import BATCH, SETTLE, SLICE
+from .runs import Run, Runs
+
+__all__ = ["UNDELIVERED", "Recovering"]
+
+UNDELIVERED = "undelivered"
+"""The mark that says what the provider, by its log, has not been able to deliver."""
+
+MARGIN = timedelta(minutes=5)
+"""Of a log's oldest hour a little may be gone by the time that we ask for it."""
+
+log = logging.getLogger(__name__)
+
+
+class Recovering:
+    """Recover on one inbox."""
+
+    def __init__(self, inbox: Inbox, apis: Apis, runs: Runs) -> None:
+        self._inbox, self._apis, self._runs, self._marks = inbox, apis, runs, Marks(inbox)
+
+    def recover(
+        self,
+        endpoint: Endpoint,
+        since: datetime | None = None,
+        *,
+        scheduled: bool = False,
+        redeliver: bool = False,
+    ) -> Run | None:
+        """Read the log since the last good run and record what the inbox lacks.
+
+        What is older than the log reaches is entered as a gap. Where there is no log, or with `redeliver`, the provider
+        is asked to send again. None if another run of it is under way (or, when scheduled, was just now).
+        """
+        provider = endpoint.provider
+        if provider.list_events is None and provider.redeliver is None:
+            raise ConfigError(f"{provider.name} offers nothing to recover from")
+        with self._runs.run(endpoint, "recover", since, scheduled=scheduled) as run:
+            if run is not None:
+                self._note_gap(endpoint, run)
+                if provider.list_events is not None:
+                    self._read(endpoint, run, settle=scheduled)
+                if provider.redeliver is not None and (redeliver or provider.list_events is None):
+                    self._redeliver(endpoint, run)
+        return run
+
+    def _note_gap(self, endpoint: Endpoint, run: Run) -> None:
+        """Say what the log cannot show any more, and begin where it can."""
+        window = endpoint.provider.policy.log_window
+        if window is None or endpoint.provider.list_events is None:
+            return
+        reach = datetime.now(UTC) - window + MARGIN
+        if run.since < reach:
+            if run.watermark is not None and run.watermark < reach:
+                run.report["gap"] = {"from": run.since.isoformat(), "until": reach.isoformat()}
+                log.warning(
+                    "%s: the log of %s reaches back to %s and we have read it until %s: objects are compared instead",
+                    endpoint.name,
+                    endpoint.provider.name,
+                    reach.isoformat(timespec="minutes"),
+                    run.since.isoformat(timespec="minutes"),
+                )
+            run.since = reach
+
+    def _read(self, endpoint: Endpoint, run: Run, *, settle: bool) -> None:
+        api = self._apis.of(endpoint, priority="reconcile")
+        now = datetime.now(UTC)
+        until = now - SETTLE if settle else None
+        undelivered: dict[str, Any] = {"count": 0}
+        for begin, end, entries in self._pieces(endpoint, api, run.since, now):
+            for batch in _batches(entries, BATCH):
+                run.seen += len(batch)
+                _note_undelivered(undelivered, batch)
+                self._ingest(
+                    endpoint,
+                    [e for e in batch if until is None or (e.occurred_at or until) <= until],
+                    run,
+                )
+                self._runs.goes_on(run)
+            if end < now:
+                run.reached = end
+                self._runs.goes_on(run)
+            assert begin <= end
+        run.report[UNDELIVERED] = undelivered
+        self._marks.put(endpoint.name, UNDELIVERED, undelivered)
+
+    def _pieces(
+        self, endpoint: Endpoint, api: HttpApi, since: datetime, now: datetime
+    ) -> Iterator[tuple[datetime, datetime, Iterable[LogEntry]]]:
+        """(from, until, the entries of that time), oldest first, where the log can be asked so; else all at once."""
+        between, whole = endpoint.provider.list_events_between, endpoint.provider.list_events
+        assert whole is not None
+        begin = since
+        while between is not None and now - begin > SLICE:
+            yield begin, begin + SLICE, between(api, begin, begin + SLICE)
+            begin += SLICE
+        yield begin, now, whole(api, begin)
+
+    def _ingest(self, endpoint: Endpoint, entries: Sequence[LogEntry], run: Run) -> None:
+        keys = {stored_key(entry.dedup_key): entry for entry in entries if entry.dedup_key}
+        missing = self._inbox.missing(endpoint.name, keys) if keys else set()
+        run.missed += len(missing)
+        arrivals = [
+            made
+            for key, entry in keys.items()
+            if key in missing
+            for made in _read_entry(endpoint, key, entry)
+        ]
+        run.healed += sum(recorded.new for recorded in self._inbox.record(arrivals))
+
+    def _redeliver(self, endpoint: Endpoint, run: Run) -> None:
+        assert endpoint.provider.redeliver is not None
+        api = self._apis.of(endpoint, priority="reconcile")
+        asked = 0
+        for asked, _ in enumerate(endpoint.provider.redeliver(api, run.since), start=1):
+            if asked % BATCH == 0:
+                self._runs.goes_on(run)
+        run.report["redeliveries"] = asked
+
+
+def _read_entry(endpoint: Endpoint, key: str, entry: LogEntry) -> list[Arrival]:
+    try:
+        envelopes = entry.read()
+    except Unreadable as why:
+        # Kept as a dead letter like a delivery of it; one such entry must not end every run.
+        return [
+            Arrival(
+                endpoint.name, key, origin="recover", state="dead", outcome="unreadable", error=str(why)[:500]
+            )
+        ]
+    return [arrival(endpoint.name, endpoint.provider, e, e.request, origin="recover") for e in envelopes]
+
+
+def _note_undelivered(found: dict[str, Any], batch: Sequence[LogEntry]) -> None:
+    for entry in batch:
+        if entry.delivered is False:
+            found["count"] += 1
+            if entry.occurred_at is not None:
+                at = entry.occurred_at.astimezone(UTC).isoformat()
+                found["oldest"] = min(at, found.get("oldest", at))
+                found["newest"] = max(at, found.get("newest", at))
+
+
+def _batches(items: Iterable[LogEntry], size: int) -> Iterator[Sequence[LogEntry]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
