@@ -263,6 +263,6 @@ def test_runs_keep_their_report_and_their_watermark(stripe: Beside) -> None:
     with stripe.shop.state.inbox.engine.connect() as connection:
         row = connection.execute(select(runs)).one()
     assert row.reached is not None
-    assert row.report["undelivered"] == {"count": 0}
+    assert row.report["undelivered"] == {"count": 0, "missing": 0}
     assert jsontext.dumps(row.report)
     assert run.id == row.id

@@ -16,7 +16,9 @@ from kombu import Queue
 
 __all__ = [
     "APPLY",
+    "AUDIT",
     "CHECK",
+    "FULL_SWEEP",
     "PURGE",
     "QUEUE",
     "RECONCILE",
@@ -32,12 +34,14 @@ SWEEP = "webhooks.sweep"
 RECOVER = "webhooks.recover"
 CHECK = "webhooks.check"
 RECONCILE = "webhooks.reconcile"
+FULL_SWEEP = "webhooks.full_sweep"
+AUDIT = "webhooks.audit"
 PURGE = "webhooks.purge"
 
 QUEUE = "webhooks"
 """Doorbells and sweeps: short, and wanted at once."""
 SLOW_QUEUE = "webhooks-slow"
-"""Recover, reconcile, check, purge: long, and never in the way of a doorbell."""
+"""Recover, reconcile, full sweep, audit, check, purge: long, and never in the way of a doorbell."""
 
 QUIET = timedelta(milliseconds=50)
 """A process rings at most so often; a worker that was rung for applies whatever came meanwhile."""

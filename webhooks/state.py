@@ -48,7 +48,7 @@ class State:
 
     @property
     def watch(self) -> Watch:
-        return Watch(self.inbox, self.endpoints, self.apis, self.issues)
+        return Watch(self.inbox, self.endpoints, self.apis, self.handlers, self.issues)
 
     def check(self) -> None:
         """Once, when everything is imported: every handler is for something that is configured. Raises ConfigError."""

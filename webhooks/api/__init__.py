@@ -72,6 +72,8 @@ class Apis:
         self._lock = threading.Lock()
         self.calls = 0
         """Requests sent by this process."""
+        self.apart: dict[str, float] = {}
+        """Endpoint → how many seconds the clock of its API was ahead of ours, by the last answer to a call without haste."""
 
     def of(
         self,
@@ -219,7 +221,9 @@ class HttpApi:
             raise OverBudget(f"{self._where()}: its budget is kept for what is more urgent", wait)
 
     def _learn(self, response: urllib3.BaseHTTPResponse) -> None:
-        """Note what share of its limit the provider says is left (X-RateLimit-… as GitHub and others write it)."""
+        """Note the provider's clock, and what share of its limit is left (X-RateLimit-… as GitHub and others write it)."""
+        if self._priority != "live" and (at := _date(response.headers)) is not None:
+            self._apis.apart[self._endpoint.name] = (at - datetime.now(UTC)).total_seconds()
         left, limit = (response.headers.get(f"X-RateLimit-{name}", "") for name in ("Remaining", "Limit"))
         reset = response.headers.get("X-RateLimit-Reset", "")
         if self._apis.budget is None or not (left.isdigit() and limit.isdigit() and reset.isdigit()):
@@ -368,6 +372,14 @@ def _hint(headers: Mapping[str, str]) -> timedelta | None:
     if headers.get("X-RateLimit-Remaining") == "0" and reset.isdigit():
         return min(max(timedelta(seconds=int(reset[:11]) - time.time()), timedelta(seconds=1)), LONGEST_HINT)
     return None
+
+
+def _date(headers: Mapping[str, str]) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(headers.get("Date", ""))
+    except (TypeError, ValueError):
+        return None
+    return moment if moment.tzinfo else None
 
 
 def _code(response: urllib3.BaseHTTPResponse) -> str:

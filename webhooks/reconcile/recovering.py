@@ -82,23 +82,30 @@ class Recovering:
         api = self._apis.of(endpoint, priority="reconcile")
         now = datetime.now(UTC)
         until = now - SETTLE if settle else None
-        undelivered: dict[str, Any] = {"count": 0}
-        for begin, end, entries in self._pieces(endpoint, api, run.since, now):
-            for batch in _batches(entries, BATCH):
-                run.seen += len(batch)
-                _note_undelivered(undelivered, batch)
-                self._ingest(
-                    endpoint,
-                    [e for e in batch if until is None or (e.occurred_at or until) <= until],
-                    run,
-                )
-                self._runs.goes_on(run)
-            if end < now:
-                run.reached = end
-                self._runs.goes_on(run)
-            assert begin <= end
-        run.report[UNDELIVERED] = undelivered
-        self._marks.put(endpoint.name, UNDELIVERED, undelivered)
+        undelivered: dict[str, Any] = {"count": 0, "missing": 0}
+        try:
+            for _, end, entries in self._pieces(endpoint, api, run.since, now):
+                for batch in _batches(entries, BATCH):
+                    run.seen += len(batch)
+                    _note_undelivered(undelivered, batch)
+                    settled = [e for e in batch if until is None or (e.occurred_at or until) <= until]
+                    self._ingest(endpoint, settled, run)
+                    undelivered["missing"] = 0
+                    self._runs.goes_on(run)
+                if end < now:
+                    run.reached = end
+                    self._runs.goes_on(run)
+        finally:
+            self._keep_undelivered(endpoint, run, undelivered)
+
+    def _keep_undelivered(self, endpoint: Endpoint, run: Run, found: dict[str, Any]) -> None:
+        """Keep what the provider could not deliver; what was so in the last run, and still is, began then."""
+        before = self._marks.get(endpoint.name, UNDELIVERED)
+        if before and before.get("count") and (found["count"] or not run.seen):
+            found = {**before, **found, "count": found["count"] or before["count"]}
+            found["oldest"] = min(filter(None, (before.get("oldest"), found.get("oldest"))), default=None)
+        run.report[UNDELIVERED] = found
+        self._marks.put(endpoint.name, UNDELIVERED, found)
 
     def _pieces(
         self, endpoint: Endpoint, api: HttpApi, since: datetime, now: datetime
@@ -151,6 +158,7 @@ def _note_undelivered(found: dict[str, Any], batch: Sequence[LogEntry]) -> None:
     for entry in batch:
         if entry.delivered is False:
             found["count"] += 1
+            found["missing"] += 1
             if entry.occurred_at is not None:
                 at = entry.occurred_at.astimezone(UTC).isoformat()
                 found["oldest"] = min(at, found.get("oldest", at))
