@@ -223,9 +223,17 @@ class Issues:
                     told += 1
         return told
 
-    def open_on(self, endpoint: str, kind: str) -> bool:
-        """Whether there is an open issue of this kind."""
-        return (endpoint, kind) in self._open()
+    def close(self, id_: int) -> bool:
+        """Close an issue by hand; whether it was open. It opens again if the next check finds it."""
+        issues = self._inbox.tables.issues
+        with self._inbox.transaction() as connection:
+            closed = connection.execute(
+                update(issues)
+                .where(issues.c.id == id_, issues.c.state == "open")
+                .values(state="closed", closed_at=self._inbox.moment())
+            ).rowcount
+        self.tell()
+        return bool(closed)
 
     def _open(self) -> set[tuple[str, str]]:
         issues = self._inbox.tables.issues

@@ -129,6 +129,17 @@ class Bell:
             return f"the broker cannot be reached ({type(error).__name__})"
         return None
 
+    def workers(self) -> int | None:
+        """How many workers answer within a second; None: this broker has no way to ask them."""
+        celery = self._celery()
+        if celery is None or str(celery.conf.get("broker_url") or "").startswith(("filesystem", "memory")):
+            return None
+        try:
+            return len(celery.control.ping(timeout=1.0) or [])
+        except Exception as error:  # noqa: BLE001 - whatever a broker raises
+            log.info("workers cannot be asked (%s)", type(error).__name__)
+            return None
+
     def _plan(self, wait: float) -> None:
         with self._lock:
             if self._pending:

@@ -20,7 +20,7 @@ from .inbox import Arrival, Inbox, arrival, unreadable
 from .inbox.rejections import Refusal, Rejections
 from .provider import Envelope, Headers, Reply, Request
 from .queue import Bell
-from .signatures import fingerprint
+from .signatures import fingerprint, is_probe
 
 if TYPE_CHECKING:
     from werkzeug.wrappers import Request as WerkzeugRequest
@@ -53,7 +53,7 @@ class Receiver:
     def receive(self, endpoint: Endpoint, delivery: Request) -> Reply:
         """Verify and record a delivery; return what the provider should get to read.
 
-        200: recorded, for the first time or again; also what nobody can read (a dead letter) and what nobody wants.
+        204: our own probe, of which nothing is kept. 200: recorded, for the first time or again; also what nobody can read (a dead letter) and what nobody wants.
         Raises SignatureError (401), TooLarge (413), Unsupported (415), InboxUnavailable (503, with Retry-After).
         """
         started = time.monotonic()
@@ -63,7 +63,10 @@ class Receiver:
             raise Unsupported("no provider compresses")
         if len(delivery.body) > endpoint.max_body:
             raise TooLarge(f"{len(delivery.body)} bytes")
-        secret = fingerprint(provider.signature.verify(delivery, endpoint.secrets, datetime.now(UTC)))
+        signed_by = provider.signature.verify(delivery, endpoint.secrets, datetime.now(UTC))
+        if is_probe(delivery, signed_by):
+            return Reply(204)
+        secret = fingerprint(signed_by)
         arrivals = self._arrivals(endpoint, delivery, secret)
         recorded = self._inbox.record(arrivals)
         new = [r.id for r, a in zip(recorded, arrivals, strict=True) if a.state == "pending"]

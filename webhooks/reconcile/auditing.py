@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import ceil, exp, floor, lgamma, log, log1p, log10
@@ -13,7 +14,7 @@ from ..endpoints import Endpoint
 from ..errors import ConfigError
 from ..inbox import Inbox
 from ..provider import ObjectRef
-from .comparing import Comparing, Looked
+from .comparing import Comparing
 from .limits import BATCH
 from .listing import Candidate
 from .runs import Run, Runs
@@ -50,38 +51,40 @@ class Auditing:
         now = datetime.now(UTC)
         with self.runs.run(endpoint, "audit", now, scheduled=scheduled, dry=False) as run:
             if run is not None:
-                lines = []
-                for name, since, size in (("all", None, sample), ("recent", now - RECENT, sample // 2)):
-                    found, population = self._sample(endpoint, since, size)
-                    looked = self._look(endpoint, found, run, heal=heal)
-                    compared = looked.equal + looked.drifted
+                drawn = {"all": self._sample(endpoint, None, sample)}
+                drawn["recent"] = self._sample(endpoint, now - RECENT, sample // 2)
+                verdicts = self._look(
+                    endpoint, [c for found, _ in drawn.values() for c in found], run, heal=heal
+                )
+                run.report["statement"] = []
+                for name, (found, population) in drawn.items():
+                    counts = Counter(verdicts[candidate.key] for candidate in found)
+                    compared = counts["equal"] + counts["drifted"]
                     run.report[name] = {
+                        **counts,
                         "population": population,
                         "compared": compared,
-                        "equal": looked.equal,
-                        "in_flight": looked.in_flight,
-                        "unknown": looked.unknown,
-                        "drift_below": upper_bound(looked.drifted, compared)
+                        "drift_below": upper_bound(counts["drifted"], compared)
                         if compared < population
-                        else looked.drifted / max(population, 1),
+                        else counts["drifted"] / max(population, 1),
                     }
                     of = "all copies" if name == "all" else f"copies written within {RECENT.days} days"
-                    lines.append(f"{of}: {statement(looked.equal, compared, population)}")
-                run.report["statement"] = lines
+                    said = statement(counts["equal"], compared, population)
+                    run.report["statement"].append(f"{of}: {said}")
         return run
 
-    def _look(self, endpoint: Endpoint, found: list[Candidate], run: Run, *, heal: bool) -> Looked:
-        total = Looked()
-        for start in range(0, len(found), BATCH):
-            some = found[start : start + BATCH]
+    def _look(
+        self, endpoint: Endpoint, found: list[Candidate], run: Run, *, heal: bool
+    ) -> dict[tuple[str, str, str], str]:
+        """The verdict on each; one that was drawn twice is looked at once."""
+        once = list({candidate.key: candidate for candidate in found}.values())
+        verdicts: dict[tuple[str, str, str], str] = {}
+        for start in range(0, len(once), BATCH):
+            some = once[start : start + BATCH]
             run.seen += len(some)
-            looked = self.comparing.look(endpoint, some, run, priority="audit", dry=not heal)
-            total.equal += looked.equal
-            total.drifted += looked.drifted
-            total.in_flight += looked.in_flight
-            total.unknown += looked.unknown
+            verdicts |= self.comparing.look(endpoint, some, run, priority="audit", dry=not heal)
             self.runs.goes_on(run)
-        return total
+        return verdicts
 
     def _sample(self, endpoint: Endpoint, since: datetime | None, size: int) -> tuple[list[Candidate], int]:
         """So many copies by chance, and of how many."""

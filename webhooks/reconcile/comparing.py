@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import select, tuple_, update
 
@@ -21,19 +21,11 @@ from .late import Late
 from .listing import Candidate
 from .runs import Drift, Run
 
-__all__ = ["Comparing", "Looked", "differences"]
+__all__ = ["Comparing", "Verdict", "differences"]
 
 
-@dataclass
-class Looked:
-    """What became of the objects that were looked at."""
-
-    equal: int = 0
-    drifted: int = 0
-    in_flight: int = 0
-    """Open events will bring them up to date."""
-    unknown: int = 0
-    """The provider's API does not serve them."""
+Verdict = Literal["equal", "drifted", "in_flight", "unknown"]
+"""`in_flight`: open events will bring it up to date. `unknown`: the provider's API does not serve it."""
 
 
 @dataclass
@@ -54,13 +46,13 @@ class Comparing:
         *,
         priority: Priority = "reconcile",
         dry: bool = False,
-    ) -> Looked:
+    ) -> dict[tuple[str, str, str], Verdict]:
         """Fetch each object and compare. What differs is counted with its cause and, unless `dry`, mended by an event.
 
         An object with open events is left to them. A copy that was written while we asked is not compared: whoever wrote
-        it asked later than we read.
+        it asked later than we read. Returns the verdict on each.
         """
-        looked = Looked()
+        verdicts: dict[tuple[str, str, str], Verdict] = {}
         candidates = list({candidate.key: candidate for candidate in candidates}.values())
         busy = self._in_flight(endpoint, candidates)
         before = self._stored(endpoint, candidates)
@@ -68,26 +60,25 @@ class Comparing:
         different: list[tuple[Candidate, Json]] = []
         for candidate in candidates:
             if candidate.key in busy:
-                looked.in_flight += 1
+                verdicts[candidate.key] = "in_flight"
                 continue
             try:
                 current = self._fetch(endpoint, candidate, priority)
             except _NotServed:
-                looked.unknown += 1
+                verdicts[candidate.key] = "unknown"
                 equal.append((candidate, None))
                 continue
             same = _is_same(before.get(candidate.key), current)
             (equal if same else different).append((candidate, current))
-            looked.equal += same
+            verdicts[candidate.key] = "equal" if same else "drifted"
         now = self._stored(endpoint, [candidate for candidate, _ in different])
         busy = self._in_flight(endpoint, [candidate for candidate, _ in different])
         arrivals: list[Arrival] = []
         for candidate, current in different:
             ours = now.get(candidate.key)
             if candidate.key in busy or _claim(ours) != _claim(before.get(candidate.key)):
-                looked.in_flight += 1
+                verdicts[candidate.key] = "in_flight"
                 continue
-            looked.drifted += 1
             arrivals += self._found(endpoint, candidate, ours, current, run, dry=dry)
         if not dry:
             recorded = self.inbox.record(arrivals)
@@ -95,7 +86,7 @@ class Comparing:
                 r.new for r, a in zip(recorded, arrivals, strict=True) if not a.dedup_key.startswith("late:")
             )
             self._note_checked(endpoint, equal)
-        return looked
+        return verdicts
 
     def _found(
         self, endpoint: Endpoint, candidate: Candidate, ours: Any, current: Json, run: Run, *, dry: bool

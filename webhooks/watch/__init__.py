@@ -22,7 +22,7 @@ from .outage import Outage, simulate
 from .rows import BEAT, Rows
 from .silence import Probe, Silence, probe
 
-__all__ = ["Finding", "Outage", "Watch", "simulate"]
+__all__ = ["BEAT", "Finding", "Outage", "Watch", "simulate"]
 
 
 def _now() -> datetime:

@@ -22,7 +22,7 @@ from ..inbox.marks import Marks
 from ..inbox.rows import aware, stored_key
 from ..issues import Finding
 from ..provider import instant
-from .cadence import WEEKS, Cadence
+from .cadence import EXPECTED, WEEKS, Cadence
 
 __all__ = ["Probe", "Silence", "probe"]
 
@@ -62,34 +62,28 @@ class Silence:
         newest = max(last.values(), default=None)
         if newest is None:
             return []
-        bad = self._too_long(endpoint, newest, now) or self._unusual(endpoint, learned, last, newest, now)
-        if bad is not None and not bad.good:
+        found = self._too_long(endpoint, newest, now)
+        if found is None:
+            found = self._unusual(endpoint, learned, last, newest, now)
+        if found is None:
+            detail = f"the last delivery came at {newest:%Y-%m-%d %H:%M} UTC"
+            found = [Finding(endpoint.name, "silence", good=True, detail=detail)]
+        if any(not finding.good for finding in found):
             marks.put(endpoint.name, "silent", now.isoformat())
-            return [bad]
+            return found
         was = instant(marks.get(endpoint.name, "silent"))
         calm = max(3 * (endpoint.max_silence or timedelta(0)), CALM)
-        if was is not None and now - was < calm:
-            return []
-        return [
-            bad
-            or Finding(
-                endpoint.name,
-                "silence",
-                good=True,
-                detail=f"the last delivery came at {newest:%Y-%m-%d %H:%M} UTC",
-            )
-        ]
+        return [] if was is not None and now - was < calm else found
 
-    def _too_long(self, endpoint: Endpoint, newest: datetime, now: datetime) -> Finding | None:
+    def _too_long(self, endpoint: Endpoint, newest: datetime, now: datetime) -> list[Finding] | None:
         limit = endpoint.max_silence
         if limit is None or now - newest <= limit:
             return None
         detail = (
             f"nothing has come since {newest:%Y-%m-%d %H:%M} UTC, which is longer than max_silence allows"
         )
-        return Finding(
-            endpoint.name, "silence", good=False, detail=detail, evidence={"since": newest.isoformat()}
-        )
+        evidence = {"since": newest.isoformat()}
+        return [Finding(endpoint.name, "silence", good=False, detail=detail, evidence=evidence)]
 
     def _unusual(
         self,
@@ -98,33 +92,47 @@ class Silence:
         last: dict[str, datetime],
         newest: datetime,
         now: datetime,
-    ) -> Finding | None:
+    ) -> list[Finding] | None:
+        """What the provider says about an unusual silence; nothing between two questions, None if it is not unusual."""
         quiet = [
             type_ for type_, cadence in learned.items() if type_ in last and cadence.is_late(last[type_], now)
         ]
-        whole = Cadence.together(learned.values()).is_late(newest, now)
+        together = Cadence.together(learned.values())
+        whole = together.is_late(newest, now)
         if not quiet and not whole:
             return None
         since = newest if whole else min(last[type_] for type_ in quiet)
+        if not self._asks_again(endpoint.name, since, now, together):
+            return []
         lacking = self.ask(endpoint, since, now - ON_THE_WAY)
         what = "deliveries" if whole else ", ".join(quiet[:5])
-        if lacking is None:
+        name = endpoint.provider.name
+        if lacking:
             detail = (
-                f"it is quieter than usual ({what} since {since:%Y-%m-%d %H:%M} UTC), and {endpoint.provider.name} cannot be "
-                "asked why; set max_silence to be told when it lasts"
+                f"{what} stopped at {since:%Y-%m-%d %H:%M} UTC, and since then {name} has {lacking['count']} that it did not "
+                "deliver"
             )
-            return Finding(endpoint.name, "silence", good=True, detail=detail)
-        if not lacking:
-            detail = (
-                f"it is quieter than usual ({what}), and {endpoint.provider.name} has nothing that we lack"
-            )
-            return Finding(endpoint.name, "silence", good=True, detail=detail)
-        detail = (
-            f"{what} stopped at {since:%Y-%m-%d %H:%M} UTC, and since then {endpoint.provider.name} has "
-            f"{lacking['count']} that it did not deliver"
+            evidence = {"since": since.isoformat(), "types": quiet, **lacking}
+            return [Finding(endpoint.name, "silence", good=False, detail=detail, evidence=evidence)]
+        why = (
+            f"{name} has nothing that we lack"
+            if lacking is not None
+            else f"{name} cannot be asked why; set max_silence to be told when it lasts"
         )
-        evidence = {"since": since.isoformat(), "types": quiet, **lacking}
-        return Finding(endpoint.name, "silence", good=False, detail=detail, evidence=evidence)
+        detail = f"it is quieter than usual ({what} since {since:%Y-%m-%d %H:%M} UTC), and {why}"
+        return [Finding(endpoint.name, "silence", good=True, detail=detail)]
+
+    def _asks_again(self, endpoint: str, since: datetime, now: datetime, usual: Cadence) -> bool:
+        """Whether enough should have come since the provider was last asked about this silence: a night after a holiday
+        needs no question every quarter of an hour."""
+        marks = Marks(self.inbox)
+        asked = marks.get(endpoint, "asked") or {}
+        at = instant(asked.get("at"))
+        same = asked.get("since") == since.isoformat()
+        if same and at is not None and at <= now and usual.expected(at, now) < EXPECTED:
+            return False
+        marks.put(endpoint, "asked", {"since": since.isoformat(), "at": now.isoformat()})
+        return True
 
     # -- what is usual
 
