@@ -216,7 +216,7 @@ def test_an_entry_that_cannot_be_read_is_a_dead_letter_and_does_not_end_the_run(
     )
     stripe.recover()
     states = {event.dedup_key: event.state for event in stripe.shop.events()}
-    assert states.pop("evt_poison") == "dead"
+    assert states.pop("recover:evt_poison") == "dead"
     assert set(states.values()) == {"applied"}
     assert stripe.recover().healed == 0
 

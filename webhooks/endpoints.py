@@ -23,6 +23,7 @@ DEFAULTS = "defaults"
 """The one name in `WEBHOOKS` that is no endpoint: options for all of them."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+NAME_RULE = "a name is letters, digits, '-', '_' and '.', at most 63"
 
 MAX_BODY = 5 * 1024 * 1024
 """For providers that publish no limit; the largest bodies seen are a few hundred kilobytes."""
@@ -72,7 +73,8 @@ class Endpoint:
     def setting(self, name: str) -> str:
         """A setting's value now; '' if it is not set. Callables are asked every time, so that tokens can rotate."""
         value = self.settings.get(name, self.provider.defaults.get(name, ""))
-        return value() if callable(value) else value
+        found = value() if callable(value) else value
+        return str(found or "").strip()  # what comes from a file ends in a new line
 
     def fingerprints(self) -> list[str]:
         return [fingerprint(secret) for secret in self.secrets]
@@ -112,11 +114,23 @@ def _not_blank(value: str) -> None:
         raise ValidationError("is blank; anybody could sign with it")
 
 
+def _is_name(value: str) -> None:
+    if not NAME.fullmatch(value):
+        raise ValidationError(NAME_RULE)
+
+
+def _listed(secrets: Any) -> Any:
+    """Secrets as a list; a single one needs none, and one of digits is a number where it comes out of JSON."""
+    given = list(secrets) if isinstance(secrets, list | tuple) else [secrets]
+    plain = [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in given]
+    return plain if isinstance(secrets, list | tuple) or isinstance(plain[0], str) else secrets
+
+
 class _Secrets(fields.List[Any]):
     """A list of secrets, or a single one."""
 
     def _deserialize(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return super()._deserialize([value] if isinstance(value, str) else value, *args, **kwargs)
+        return super()._deserialize(_listed(value), *args, **kwargs)
 
 
 class _EndpointSchema(Schema):
@@ -128,7 +142,7 @@ class _EndpointSchema(Schema):
         error_messages={"required": "is missing; give the signing secret that the provider shows"},
     )
     settings = fields.Dict(keys=fields.String())
-    aliases = fields.List(fields.String(validate=validate.Regexp(NAME)))
+    aliases = fields.List(fields.String(validate=_is_name))
     apply = fields.String(validate=validate.OneOf(["worker", "request"]))
     fetch = fields.Boolean()
     mirror = fields.String(validate=validate.OneOf(["auto", "all", "handled", "none"]))
@@ -146,18 +160,21 @@ class _EndpointSchema(Schema):
 _OPTIONS = frozenset(_EndpointSchema().fields)
 
 
-def read(config: Mapping[str, Any]) -> Endpoints:
+def read(config: Mapping[Any, Any]) -> Endpoints:
     """The endpoints that the configuration describes; raises ConfigError with every mistake in it."""
     mistakes: list[str] = []
     found: dict[str, Endpoint] = {}
     if not isinstance(config, Mapping):
         raise ConfigError("WEBHOOKS must be a dict: endpoint name -> its configuration")
     defaults = config.get(DEFAULTS, {})
+    if not isinstance(defaults, Mapping):
+        mistakes.append(f"WEBHOOKS[{DEFAULTS!r}] must be a dict of options")
+        defaults = {}
     for name, given in config.items():
         if name == DEFAULTS:
             continue
-        if not NAME.fullmatch(str(name)):
-            mistakes.append(f"WEBHOOKS[{name!r}]: a name is letters, digits, '-', '_' and '.', at most 63")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            mistakes.append(f"WEBHOOKS[{name!r}]: {NAME_RULE}")
         elif not isinstance(given, Mapping):
             mistakes.append(f"WEBHOOKS[{name!r}] must be a dict with at least `secrets`")
         else:
@@ -208,7 +225,11 @@ def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint
         provider = _configured(provider, settings, where, mistakes)
         if tolerance is not None:
             provider = _tolerant(provider, tolerance, where, mistakes)
-        problems = [(n, provider.secret_problem(secret)) for n, secret in enumerate(secrets) if secret]
+        said = _listed(given.get("secrets"))
+        texts = (
+            [one.strip() if isinstance(one, str) else "" for one in said] if isinstance(said, list) else []
+        )
+        problems = [(n, provider.secret_problem(secret)) for n, secret in enumerate(texts) if secret]
         mistakes.extend(f"{where}.secrets[{n}]: {problem}" for n, problem in problems if problem)
     if provider is None or len(mistakes) > before:
         return None
@@ -225,6 +246,8 @@ def _setting(value: Any) -> Any:
     """Numbers as text (an environment variable that holds digits is read as one), lists joined by commas."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
+    if isinstance(value, str):
+        return value.strip()
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

@@ -15,6 +15,7 @@ WebhooksError
 │   └── NotVisibleYet      postponed, and the attempt is not counted
 ├── GiveUp                 the event is a dead letter at once
 │   └── ApiRefused         the provider refuses our credentials or our request
+├── Refuse                 what an `answer` handler raises: the provider is told no, in its own words
 └── HandlerCommitted       a handler ended our transaction: postponed, then a dead letter
 """
 
@@ -34,6 +35,7 @@ __all__ = [
     "NotVisibleYet",
     "OverBudget",
     "RateLimited",
+    "Refuse",
     "RequestError",
     "RetryLater",
     "SignatureError",
@@ -144,11 +146,26 @@ class GiveUp(WebhooksError):
 
 
 class ApiRefused(GiveUp):
-    """The provider's API answered 4xx for a reason that time does not mend (credentials, permissions, request)."""
+    """The provider's API answered 4xx for a reason that time does not mend (credentials, permissions, request).
 
-    def __init__(self, reason: str, http_status: int) -> None:
+    `answer` is the decoded body, where there is one: not every API says "no such object" with a 404.
+    """
+
+    def __init__(self, reason: str, http_status: int, answer: object = None) -> None:
         self.http_status = http_status
+        self.answer = answer
         super().__init__(reason)
+
+
+class Refuse(WebhooksError):
+    """An `answer` handler says no; `message` is what the provider shows to its user."""
+
+    def __init__(self, message: str, http_status: int = 403) -> None:
+        if not message.strip():
+            raise ValueError("a refusal needs a message: providers take an empty one for consent")
+        self.message = message
+        self.http_status = http_status
+        super().__init__(message)
 
 
 class HandlerCommitted(WebhooksError):

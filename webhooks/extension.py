@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -13,21 +13,27 @@ from celery import Celery
 from flask import Blueprint, Flask, current_app, request_started
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Engine, event
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from . import endpoints as _endpoints
 from .alerts import AppriseTeller
+from .answers import Desk
 from .api import Apis
 from .api.budget import Budget
-from .apply import Applier, refuse_commit
+from .apply import Applier, Copy, Running, ensure_fresh, refuse_commit, refuse_second_connection
+from .effects import KEY_LIFETIME, LOOKUP_AFTER, MAX_ATTEMPTS, Effect, Effects, Outbox, idempotency_key
+from .effects import LEASE as CALL_LEASE
+from .effects.calling import Caller
 from .errors import ConfigError
-from .handlers import Handler, Handlers, Late, Schemas, named, texts
+from .front import FrontDoor
+from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, texts
 from .inbox import LEASE, Inbox
 from .issues import Issue, Issues, Teller
 from .models import tables
-from .queue import Bell, broker_settings
+from .queue import EFFECTS, EFFECTS_QUEUE, Bell, broker_settings
+from .receiving import Receiver
 from .state import EXTENSION, State
-from .views import Receiver, blueprint, prepare
+from .views import blueprint, prepare
 
 __all__ = ["Webhooks", "celery_settings", "state"]
 
@@ -46,8 +52,10 @@ class Webhooks:
 
     def __init__(self, app: Flask | None = None) -> None:
         self.handlers = Handlers()
+        self.effects = Effects()
         self._told: list[Teller] = []
-        self.blueprint: Blueprint = blueprint(lambda: _receiver(current_app))
+        made, self._view = blueprint(lambda: _receiver(current_app))
+        self.blueprint: Blueprint = made
         """POST /<endpoint>; register it under whatever prefix the providers call."""
         if app is not None:
             self.init_app(app)
@@ -65,25 +73,31 @@ class Webhooks:
         config = _merged(app.config.get("WEBHOOKS", {}), _from_environment(app))
         app.config["WEBHOOKS"] = config
         found = _endpoints.read(config)
-        lease = app.config.get("WEBHOOKS_LEASE", LEASE)
-        inbox = Inbox(
-            _engine_of(app, db),
-            tables(db.metadata),
-            lease=lease if isinstance(lease, timedelta) else timedelta(seconds=float(lease)),
-        )
+        inbox = Inbox(_engine_of(app, db), tables(db.metadata), lease=_seconds(app, "WEBHOOKS_LEASE", LEASE))
         apis = Apis(budget=Budget(inbox._engine, inbox.tables))
         bell = Bell(lambda: celery_of(app))
         applier = Applier(inbox, found, self.handlers, apis, bell, _scope_of(app, db))
-        receiver = Receiver(found, inbox, bell, applier)
+        effects_bell = Bell(lambda: celery_of(app), task=EFFECTS, queue=EFFECTS_QUEUE)
+        outbox = Outbox(inbox, lease=_seconds(app, "WEBHOOKS_EFFECT_LEASE", CALL_LEASE))
+        caller = Caller(outbox, self.effects, effects_bell, _scope_of(app, db))
+        desk = Desk(inbox, found, self.handlers, bell, _scope_of(app, db))
+        receiver = Receiver(found, inbox, bell, applier, desk)
         app.extensions[_RECEIVER] = receiver
         issues = Issues(inbox, _tellers(app, self._told))
-        app.extensions[EXTENSION] = State(app, db, found, self.handlers, inbox, apis, bell, applier, issues)
+        app.extensions[EXTENSION] = State(
+            app, db, found, self.handlers, inbox, apis, bell, applier, caller, issues
+        )
         event.listen(db.session, "before_commit", refuse_commit)
+        event.listen(db.session, "after_transaction_end", _ring_after(effects_bell))
 
         def before_everything(sender: Flask, **_: Any) -> None:
-            prepare(sender, receiver, self.blueprint)
+            prepare(sender, receiver, self._view)
 
         request_started.connect(before_everything, app, weak=False)
+        if app.config.get("WEBHOOKS_FRONT_DOOR"):
+            app.wsgi_app = FrontDoor(  # type: ignore[method-assign]
+                app.wsgi_app, lambda: _receiver(app), lambda: _prefixes(app, self._view)
+            )
 
     def on_issue(self, function: T) -> T:
         """Call `function(issue)` once when an issue opens and once when it is over, in whichever process notices.
@@ -128,8 +142,9 @@ class Webhooks:
         source: str,
         *types: str,
         flow: str | None = None,
-        once_per: str | Callable[[Any], Any] | None = None,
+        once_per: Key | None = None,
         when: Callable[[Any], bool] | None = None,
+        replaces: Mapping[str, Key] | None = None,
         schema: Schemas = None,
         late: Late | None = None,
         name: str | None = None,
@@ -138,7 +153,8 @@ class Webhooks:
 
         With `flow` it runs once per key (`once_per`, a path in the object or a function of it; by default its `id`),
         whatever events arrive. `when(object)` decides on the fetched object. A second trigger for a flow raises
-        ConfigError naming both places.
+        ConfigError naming both places. To hand a flow over to another trigger, give the new one another name and
+        `replaces={"old flow": where the old one's key is in our object}`: what either has decided counts for both.
         """
 
         def register(function: F) -> F:
@@ -152,6 +168,7 @@ class Webhooks:
                     types=tuple(texts(types)),
                     flow=flow or (own if once_per is not None else None),
                     once_per=once_per,
+                    replaces=dict(replaces or {}),
                     when=when,
                     schema=schema,
                     late=late,
@@ -162,7 +179,146 @@ class Webhooks:
 
         if not types:
             raise ConfigError(f"on({source!r}) needs at least one event type")
+        if replaces and flow is None:
+            raise ConfigError(f"on({source!r}, replaces=…) needs the name of its own flow=")
+        if flow is not None and flow in (replaces or {}):
+            raise ConfigError(f"the flow {flow!r} cannot replace itself; give the new one another name")
         return register
+
+    def answer(
+        self,
+        source: str,
+        *types: str,
+        on_error: OnError,
+        within: timedelta | None = None,
+        schema: Schemas = None,
+        reply_schema: Schemas = None,
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Decide within the request, while the provider waits: `function(event)` returns the answer, or None for
+        whatever changes nothing, or raises `Refuse(message)`.
+
+        It runs at most once per dedup key; its answer is stored with its work, and repeated when the same call comes
+        again. It has the provider's deadline less a margin (or `within`, if that is less). What happens when it raises,
+        is late, or the inbox cannot be written is `on_error`: "allow" or "refuse", which has no default.
+
+        It runs in a transaction through `db.session`; a commit raises. Nothing is fetched for it. `schema` checks the
+        event's data before, `reply_schema` the answer after it.
+        """
+
+        def register(function: F) -> F:
+            own, where = named(function, name)
+            self.handlers.add(
+                Handler(
+                    function=function,
+                    name=own,
+                    verb="answer",
+                    source=source,
+                    types=tuple(texts(types)),
+                    on_error=on_error,
+                    within=within,
+                    schema=schema,
+                    reply_schema=reply_schema,
+                    where=where,
+                )
+            )
+            return function
+
+        if not types:
+            raise ConfigError(f"answer({source!r}) needs at least one event type")
+        if on_error not in {"allow", "refuse"}:
+            raise ConfigError(f"answer({source!r}, on_error={on_error!r}): it is 'allow' or 'refuse'")
+        return register
+
+    # -- what it does outside the database
+
+    def effect(
+        self,
+        *,
+        idempotent: bool = False,
+        key_lifetime: timedelta = KEY_LIFETIME,
+        lookup: Callable[..., Any] | None = None,
+        lookup_after: timedelta = LOOKUP_AFTER,
+        max_attempts: int = MAX_ATTEMPTS,
+        schema: Schemas = None,
+        name: str | None = None,
+    ) -> Callable[[Callable[..., Any]], Effect]:
+        """Make an effect of `function(key, **arguments)`: promise it with `.later(…)` in a handler.
+
+        It is called after the commit, never if there is none. `idempotent=True`: the callee honours the key, so it may
+        be called again under the same one while the callee remembers it (`key_lifetime`). Otherwise a crash or an
+        exception in the middle leaves it `unknown`, which nobody repeats silently: `lookup(key, **arguments)` may ask
+        the other side, or a person decides (`flask webhooks effects settle`). RetryLater says that it did not happen;
+        GiveUp, that it did not and will not.
+        """
+
+        def register(function: Callable[..., Any]) -> Effect:
+            own, where = named(function, name)
+            return self.effects.add(
+                Effect(
+                    function=function,
+                    name=own,
+                    idempotent=idempotent,
+                    key_lifetime=key_lifetime,
+                    lookup=lookup,
+                    lookup_after=lookup_after,
+                    max_attempts=max_attempts,
+                    schema=schema,
+                    where=where,
+                    outside=_outside,
+                )
+            )
+
+        return register
+
+    idempotency_key = staticmethod(idempotency_key)
+
+    # -- what it asks for
+
+    def ensure_fresh(
+        self,
+        endpoint: str,
+        kind: str,
+        id: str,  # noqa: A002 - the column's name
+        *,
+        within: timedelta = timedelta(seconds=5),
+        account: str = "",
+        flow: str | None = None,
+    ) -> Copy:
+        """See to it that our copy is what the provider has now; return it, at the latest after `within`.
+
+        The same claim, fetch and ledger as in a worker. What waits in the inbox for the object is applied; a claim that
+        is running is waited for; else one fetch is made. With `flow`, that flow is decided too, if its condition holds:
+        a success page need not wait for the delivery, which then finds it decided. Raises ConfigError if there is no
+        such endpoint, or nobody keeps a copy of that kind.
+        """
+        return ensure_fresh(state().applier, endpoint, kind, id, within=within, account=account, flow=flow)
+
+
+def _outside() -> Running:
+    """Where an effect is promised that no handler asks for: the current app's own session."""
+    return Running(state().db.session(), state().inbox, None, "")
+
+
+def _ring_after(bell: Bell) -> Callable[[Session, SessionTransaction], None]:
+    def ring(session: Session, transaction: SessionTransaction) -> None:
+        # After a rollback there is nothing to call, and nothing happens.
+        if transaction.parent is None and session.info.pop("webhooks_promised", False):
+            bell.ring()
+
+    return ring
+
+
+def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
+    given = app.config.get(name, default)
+    return given if isinstance(given, timedelta) else timedelta(seconds=float(given))
+
+
+def _prefixes(app: Flask, view: Callable[[str], Any]) -> tuple[str, ...]:
+    """The paths before the endpoint's name, of every place where the blueprint is registered."""
+    ours = {name for name, function in app.view_functions.items() if function is view}
+    rules = (rule.rule for rule in app.url_map.iter_rules() if rule.endpoint in ours)
+    return tuple(sorted({rule.partition("<endpoint>")[0] for rule in rules}, key=len, reverse=True))
 
 
 def _tellers(app: Flask, told: Sequence[Teller]) -> list[Teller]:
@@ -222,7 +378,11 @@ def _from_environment(app: Flask) -> dict[str, Any]:
     scratch = flask.Config(app.root_path)
     scratch.from_prefixed_env("FLASK")
     found = scratch.get("WEBHOOKS", {})
-    return found if isinstance(found, dict) else {}
+    if found == "":
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError("FLASK_WEBHOOKS is not a JSON object: endpoint name -> its configuration")
+    return found
 
 
 def _merged(below: Any, above: dict[str, Any]) -> Any:
@@ -247,6 +407,7 @@ def _engine_of(app: Flask, db: SQLAlchemy) -> Callable[[], Engine]:
                     found = db.engine
             if found.dialect.name == "sqlite":
                 _prepare_sqlite(found)
+            event.listen(found, "before_cursor_execute", refuse_second_connection)
             made.append(found)
         return made[0]
 

@@ -103,6 +103,10 @@ KINDS: Mapping[str, Kind] = {
         "A side effect was started and nobody knows whether it was done.",
         "look whether it happened, then settle it with `flask webhooks effects`",
     ),
+    "effects": Kind(
+        "Side effects have failed for good, or nobody knows whether they were done.",
+        "see `flask webhooks effects list --state unknown` and `--state dead`; settle the ones and redrive the others",
+    ),
     "beat_silent": Kind(
         "Beat, or the worker that hears it, has stopped: nothing is swept, recovered or checked.",
         "start `celery beat` and a worker on its queues",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -19,6 +20,8 @@ Json = Any
 BOM = b"\xef\xbb\xbf"
 MAX_DEPTH = 200
 """No provider nests deeper than a few dozen; a deeper body would cost a recursion error somewhere downstream."""
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -85,7 +88,7 @@ def clean(value: Json) -> Json:
     if isinstance(value, str):
         if value.isascii() and "\0" not in value:
             return value
-        return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace").replace("\0", "\ufffd")
+        return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, dict):
         return {clean(key): clean(item) for key, item in value.items()}
     if isinstance(value, list):

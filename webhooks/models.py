@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from sqlalchemy import (
@@ -23,12 +24,21 @@ from sqlalchemy import (
     text,
 )
 
-__all__ = ["KEY_LENGTH", "OUTCOMES", "STATES", "Tables", "tables"]
+__all__ = ["EFFECT_STATES", "KEY_LENGTH", "OUTCOMES", "STATES", "Tables", "stored_key", "tables"]
 
 KEY_LENGTH = 255
 """Longer keys are stored as their digest, longer texts are cut."""
 
 STATES = ("pending", "applying", "applied", "ignored", "dead")
+
+EFFECT_STATES = {
+    "recorded": "Promised; it is called soon, or tried again at `due_at`.",
+    "started": "It is being called now, or its worker died; when its lease runs out it is called again, or becomes unknown.",
+    "done": "It happened. Nothing to do.",
+    "dead": "It did not happen, and nobody tries again; see `error`, mend it, then redrive it.",
+    "unknown": "It may have happened; look at the other side, then settle it with --done or --again.",
+}
+"""Effect state → what to do."""
 
 OUTCOMES = {
     "applied": "Its object was fetched and written, and its handlers ran. Nothing to do.",
@@ -44,6 +54,7 @@ OUTCOMES = {
     "handler_failed": "A handler or a fetch failed; see `error`. It is tried again until attempts run out, then redrive it.",
     "gave_up": "A handler or the provider's API said that retrying cannot help; see `error`, mend it, then redrive it.",
     "unreadable": "Signed, but not what the provider documents; look at the body, then redrive it.",
+    "answered": "It was answered within the request, and nothing else wants it. Nothing to do.",
     "paused": "The endpoint is paused; resume it.",
     "healed": "Reconciliation found a difference, and this event mended it. See `flask webhooks drift` for its cause.",
     "late": "Reconciliation found that this flow was never decided, and its `late` policy is `ask`: redrive the event to run "
@@ -54,6 +65,7 @@ OUTCOMES = {
 _Id = BigInteger().with_variant(Integer, "sqlite")
 _Instant = DateTime(timezone=True)
 _OPEN = text("state IN ('pending', 'applying')")
+_UNSETTLED = text("state IN ('recorded', 'started', 'unknown')")
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,13 @@ class Tables:
     rejections: Table
     marks: Table
     budgets: Table
+
+
+def stored_key(text: str) -> str:
+    """A key that is too long, or that no column could hold, is stored as its digest; never cut, never empty."""
+    if 0 < len(text) <= KEY_LENGTH and text.isprintable():
+        return text
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def tables(metadata: MetaData) -> Tables:
@@ -121,7 +140,8 @@ def _define(metadata: MetaData) -> Tables:
         Column("finished_at", _Instant),
         Column("error", Text),
         UniqueConstraint("endpoint", "dedup_key", name="uq_webhook_events_endpoint_dedup_key"),
-        Index("ix_webhook_events_due", "due_at", postgresql_where=_OPEN, sqlite_where=_OPEN),
+        # The state comes first: a worker that looks for crashed claims must not walk over a backlog of pending ones.
+        Index("ix_webhook_events_due", "state", "due_at", postgresql_where=_OPEN, sqlite_where=_OPEN),
         # With the state behind, an object's open events are found however long its history is.
         Index("ix_webhook_events_object", "endpoint", "object_kind", "object_id", "state"),
         Index(
@@ -192,23 +212,32 @@ def _define(metadata: MetaData) -> Tables:
         "webhook_effects",
         metadata,
         Column("idempotency_key", String(KEY_LENGTH), primary_key=True),
+        Column("endpoint", String(63), nullable=False),
         Column("event_id", _Id),
+        key("handler"),
         key("name"),
+        key("per", nullable=True),
         Column("arguments", JSON, nullable=False),
         Column("state", String(16), nullable=False),
         Column("attempts", Integer, nullable=False),
-        Column("due_at", _Instant, nullable=False),
+        Column("looks", Integer, nullable=False),
+        # The fence: whoever takes the effect draws the next number, and only its holder may write what came of it.
+        Column("call_no", Integer, nullable=False),
+        # None: nothing is due by itself, a person decides.
+        Column("due_at", _Instant),
         Column("recorded_at", _Instant, nullable=False),
+        Column("first_started_at", _Instant),
         Column("started_at", _Instant),
         Column("finished_at", _Instant),
-        Column("result", JSON),
+        Column("result", JSON(none_as_null=True)),
         Column("error", Text),
         Index(
             "ix_webhook_effects_due",
             "due_at",
-            postgresql_where=text("state IN ('recorded', 'started')"),
-            sqlite_where=text("state IN ('recorded', 'started')"),
+            postgresql_where=_UNSETTLED,
+            sqlite_where=_UNSETTLED,
         ),
+        Index("ix_webhook_effects_event_id", "event_id"),
     )
     claims = Table(
         # Its key is the sequence that claim numbers are drawn from; a plain table, so that generated migrations have it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -13,10 +12,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, quote
 
 from . import jsontext
-from .errors import NotFetchable, Unreadable
+from .errors import NotFetchable, RetryLater, Unreadable
 from .jsontext import Json
 
 __all__ = [
+    "Answers",
     "Api",
     "ApiSpec",
     "Change",
@@ -41,6 +41,7 @@ __all__ = [
     "body_key",
     "dig",
     "instant",
+    "listed",
     "path_segment",
     "reply_ok",
 ]
@@ -274,10 +275,12 @@ class Redelivery:
 
 @dataclass(frozen=True)
 class ApiSpec:
-    """Where the API is and what every request carries; `{name}` stands for a setting, `{account}` for the account.
+    """Where the API is and what every request carries; `{name}` stands for a setting, `{account}` for the account,
+    and `{one|other}` for the first of them that is set.
 
     A header whose template names something that is not set is left out. `basic` is user and password for HTTP basic
-    authentication. `under` holds headers for paths that start with its keys, instead of the general ones of that name.
+    authentication. `under` holds headers for paths that start with its keys, instead of the general ones of that name;
+    `bases` holds base URLs for paths that start with its keys, instead of the general one.
     """
 
     base_url: str
@@ -286,6 +289,7 @@ class ApiSpec:
     rate: Rate | None = None
     """None: the documentation does not say; then only the answers tell."""
     under: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    bases: Mapping[str, str] = field(default_factory=dict)
 
 
 class Api(Protocol):
@@ -335,6 +339,25 @@ class Signature(Protocol):
 
     def sign(self, request: Request, secret: str, now: datetime | float) -> Request:
         """Return the request with the headers that `verify` accepts at `now`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """How a provider takes answers that are decided while it waits."""
+
+    types: tuple[str, ...]
+    """The event types whose reply it reads."""
+    say: Callable[[Envelope, Any], Reply]
+    """The app's answer as the provider reads it; None: whatever changes nothing. Raises ValueError that says what is
+    wrong with an answer that the provider would not understand."""
+    refuse: Callable[[Envelope, str, int], Reply] | None = None
+    """The reply that says no, with a message for the user and an HTTP status where the reply has room for one; None:
+    the provider cannot be told no."""
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Event type → the fields that its answer must have: name → a type, several types, or such a mapping again."""
+    max_size: int | None = None
+    """Bytes of a reply; the provider refuses longer ones."""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -409,6 +432,10 @@ class Provider:
     """Have the provider send to our endpoint again. Only ever called when a person asks for it."""
     authoritative: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     """Flow → (the event types that should decide it, the page that says so)."""
+    companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Flow → what else the provider sends for the same fact, and what should not decide it."""
+    answers: Answers | None = None
+    """How its events are answered within the request; None: it reads nothing but the HTTP status."""
     sample: Callable[[Sample], Request] | None = None
     """An unsigned delivery as this provider writes it: for tests, the simulator and `flask webhooks send`."""
     sample_types: tuple[str, ...] = ()
@@ -424,8 +451,12 @@ _ISO = re.compile(
     r"(\d{4}-\d{2}-\d{2})[T ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?\s*(Z|[+-]\d{2}:?\d{2}|UTC)?",
     re.ASCII | re.IGNORECASE,
 )
+_NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,12})?", re.ASCII)
 _MILLISECONDS_FROM = 100_000_000_000
 """A number of seconds beyond this is the year 5138, so it is milliseconds (and microseconds a thousand times later)."""
+
+_FIRST, _LAST = datetime(1000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""Nobody's clock shows a time outside, and not every database can read back there what it has written."""
 
 
 def instant(value: Any) -> datetime | None:
@@ -434,34 +465,31 @@ def instant(value: Any) -> datetime | None:
     Takes Unix seconds, milliseconds or microseconds (also as text) and ISO 8601 with any fraction; a text without a
     zone is UTC. Unknown is None and never "old".
     """
-    if isinstance(value, datetime):
-        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, str):
-        match = _ISO.fullmatch(value.strip())
-        if match is None:
-            try:
-                value = float(value) if len(value) < 32 and value.strip().isascii() else None
-            except ValueError:
-                return None
-        else:
-            day, time, fraction, zone = match.groups()
-            zone = "+00:00" if zone is None or zone.upper() in {"Z", "UTC"} else zone
-            try:
-                return datetime.fromisoformat(
-                    f"{day}T{time}.{(fraction or '').ljust(6, '0')[:6]}{zone}"
-                ).astimezone(UTC)
-            except (ValueError, OverflowError):
-                return None
-    if not isinstance(value, int | float) or value in {math.inf, -math.inf}:
-        return None
     try:
-        while abs(value) >= _MILLISECONDS_FROM:
-            value = value / 1000
-        return datetime.fromtimestamp(value, UTC)
+        found = _instant(value)
     except (ValueError, OverflowError, OSError):
         return None
+    return found if found is not None and _FIRST <= found < _LAST else None
+
+
+def _instant(value: Any) -> datetime | None:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+    if isinstance(value, str):
+        text = value.strip()
+        match = _ISO.fullmatch(text)
+        if match is not None:
+            day, time, fraction, zone = match.groups()
+            zone = "+00:00" if zone is None or zone.upper() in {"Z", "UTC"} else zone
+            micros = (fraction or "").ljust(6, "0")[:6]
+            return datetime.fromisoformat(f"{day}T{time}.{micros}{zone}").astimezone(UTC)
+        value = float(text) if _NUMBER.fullmatch(text) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    for unit in (1, 1_000, 1_000_000, 1_000_000_000):  # seconds, milliseconds, microseconds, nanoseconds
+        if abs(value) < _MILLISECONDS_FROM * unit:
+            return datetime.fromtimestamp(value / unit, UTC)
+    return None
 
 
 def as_text(value: Any) -> str:
@@ -481,6 +509,17 @@ def path_segment(value: str) -> str:
     if not value or len(value) > 255 or set(value) == {"."} or not value.isprintable():
         raise NotFetchable("the id cannot be part of a URL")
     return quote(value, safe="")
+
+
+def listed(answer: Json, *path: str) -> list[dict[str, Any]]:
+    """The objects of a listing, which stands under these keys of the answer.
+
+    Raises RetryLater for an answer that is none: taken for an empty listing, it would say that nothing has changed.
+    """
+    found = dig(answer, *path) if path else answer
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise RetryLater("the API answered with something that is no listing")
+    return found
 
 
 def dig(data: Json, *path: str) -> Any:

@@ -18,6 +18,8 @@ __all__ = [
     "APPLY",
     "AUDIT",
     "CHECK",
+    "EFFECTS",
+    "EFFECTS_QUEUE",
     "FULL_SWEEP",
     "PURGE",
     "QUEUE",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 APPLY = "webhooks.apply"
+EFFECTS = "webhooks.effects"
 SWEEP = "webhooks.sweep"
 RECOVER = "webhooks.recover"
 CHECK = "webhooks.check"
@@ -40,6 +43,8 @@ PURGE = "webhooks.purge"
 
 QUEUE = "webhooks"
 """Doorbells and sweeps: short, and wanted at once."""
+EFFECTS_QUEUE = "webhooks-effects"
+"""Side effects: as slow as those whom they call, and never in the way of a doorbell."""
 SLOW_QUEUE = "webhooks-slow"
 """Recover, reconcile, full sweep, audit, check, purge: long, and never in the way of a doorbell."""
 
@@ -57,7 +62,7 @@ def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "task_ignore_result": True,
         "task_default_queue": QUEUE,
-        "task_queues": [Queue(QUEUE), Queue(SLOW_QUEUE)],
+        "task_queues": [Queue(QUEUE), Queue(EFFECTS_QUEUE), Queue(SLOW_QUEUE)],
         "broker_connection_retry_on_startup": True,
         "worker_prefetch_multiplier": 1,
         "broker_transport_options": {},
@@ -92,8 +97,8 @@ def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
 class Bell:
     """Wakes the workers: at most one message per process and QUIET, however many events come."""
 
-    def __init__(self, celery: Callable[[], Celery | None]) -> None:
-        self._celery = celery
+    def __init__(self, celery: Callable[[], Celery | None], *, task: str = APPLY, queue: str = QUEUE) -> None:
+        self._celery, self._task, self._queue = celery, task, queue
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
         self.rung = 0
@@ -162,8 +167,8 @@ class Bell:
         if celery is None:
             return True
         try:
-            if options or not _already_rung(celery.conf):
-                celery.send_task(APPLY, queue=QUEUE, ignore_result=True, retry=False, **options)
+            if options or not _already_rung(celery.conf, self._queue):
+                celery.send_task(self._task, queue=self._queue, ignore_result=True, retry=False, **options)
                 self.rung += 1
         except Exception as error:  # noqa: BLE001 - whatever a broker raises, the event is safe in the inbox
             log.warning("the doorbell is out of order (%s); the sweep finds the events", type(error).__name__)
@@ -171,10 +176,10 @@ class Bell:
         return True
 
 
-def _already_rung(conf: Mapping[str, Any]) -> bool:
+def _already_rung(conf: Mapping[str, Any], queue: str) -> bool:
     """With a broker of files, whether a bell lies there unheard: without a worker they must not pile up."""
     if not str(conf.get("broker_url") or "").startswith("filesystem"):
         return False
     folder = Path((conf.get("broker_transport_options") or {}).get("data_folder_out", ""))
     with os.scandir(folder) as entries:
-        return any(f".{QUEUE}.msg" in entry.name for entry in entries)
+        return any(f".{queue}.msg" in entry.name for entry in entries)

@@ -7,13 +7,14 @@ from typing import Any
 
 from .api import Apis
 from .apply import Applier
+from .effects import Caller, Outbox
 from .endpoints import Endpoints
 from .handlers import Handlers
 from .inbox import Inbox
 from .issues import Issues
 from .models import Tables
 from .queue import Bell
-from .reconcile import Reconciler
+from .reconcile import KEEP_EVENTS, Reconciler
 from .watch import Watch
 
 __all__ = ["EXTENSION", "State"]
@@ -35,6 +36,7 @@ class State:
     apis: Apis
     bell: Bell
     applier: Applier
+    caller: Caller
     issues: Issues
     _checked: bool = field(default=False, repr=False)
 
@@ -43,12 +45,24 @@ class State:
         return self.inbox.tables
 
     @property
+    def outbox(self) -> Outbox:
+        return self.caller.outbox
+
+    @property
     def reconciler(self) -> Reconciler:
         return Reconciler(self.inbox, self.endpoints, self.apis, self.bell, self.applier, self.issues)
 
     @property
     def watch(self) -> Watch:
         return Watch(self.inbox, self.endpoints, self.apis, self.handlers, self.issues)
+
+    def sweep(self) -> dict[str, int]:
+        """Ring for what is due; return how many events and effects that are."""
+        return {"events": self.reconciler.sweep(), "effects": self.caller.sweep()}
+
+    def purge(self) -> dict[str, int]:
+        """Drop what is old; return how many rows of each kind that were."""
+        return {**self.reconciler.purge(), "effects": self.outbox.purge(KEEP_EVENTS)}
 
     def check(self) -> None:
         """Once, when everything is imported: every handler is for something that is configured. Raises ConfigError."""

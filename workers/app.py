@@ -27,7 +27,7 @@ def make_celery(app: Flask) -> Celery:
 def adopt(celery: Celery, app: Flask) -> Celery:
     """Give an app's own Celery app our tasks, queues and beat schedule; returns it.
 
-    Start its worker with `-Q celery,webhooks,webhooks-slow`, or a worker of its own for each queue.
+    Start its worker with `-Q celery,webhooks,webhooks-effects,webhooks-slow`, or a worker of its own for each queue.
     """
     state(app).check()
     register(celery, app)

@@ -19,10 +19,14 @@ def register(celery: Celery, app: Flask) -> None:
     def apply() -> None:
         state(app).applier.drain(shift=SHIFT)
 
+    @celery.task(name=queue.EFFECTS, ignore_result=True)
+    def effects() -> None:
+        state(app).caller.drain(shift=SHIFT)
+
     @celery.task(name=queue.SWEEP, ignore_result=True)
     def sweep() -> None:
         state(app).watch.alive()
-        state(app).reconciler.sweep()
+        state(app).sweep()
 
     @celery.task(name=queue.RECOVER, ignore_result=True)
     def recover() -> None:
@@ -46,4 +50,4 @@ def register(celery: Celery, app: Flask) -> None:
 
     @celery.task(name=queue.PURGE, ignore_result=True)
     def purge() -> None:
-        state(app).reconciler.purge()
+        state(app).purge()

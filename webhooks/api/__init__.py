@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json as _json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -22,6 +23,7 @@ from .. import jsontext
 from ..endpoints import Endpoint
 from ..errors import ApiRefused, GiveUp, NotFetchable, OverBudget, RateLimited, RetryLater, Unreadable
 from ..jsontext import Json
+from ..provider import as_text, dig
 from .budget import Budget, Priority
 
 __all__ = ["Apis", "HttpApi", "Priority"]
@@ -31,6 +33,9 @@ TIMEOUT = timedelta(seconds=20)
 
 MAX_ANSWER = 64 * 1024 * 1024
 """Bytes; nobody's object is larger, and an endless answer must not fill the memory."""
+
+CHUNK = 256 * 1024
+"""Bytes that are read at once; it only matters that they are few beside MAX_ANSWER."""
 
 MAX_REDIRECTS = 3
 UNHINTED = timedelta(seconds=60)
@@ -50,6 +55,18 @@ SHOWN_BELOW = 0.9
 
 _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
+
+_SECONDS = re.compile(r"[0-9]{1,11}", re.ASCII)
+_CODE = re.compile(r"[A-Za-z0-9_]{1,60}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An HTTP response that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes = field(repr=False)
 
 
 class Apis:
@@ -123,23 +140,29 @@ class HttpApi:
         if base is None:
             raise NotFetchable(f"the settings for {spec.base_url} are not complete")
         self._base = base.rstrip("/")
+        # Where an endpoint's API is moved as a whole, it is moved with all its hosts.
+        self._bases = {} if endpoint.api_base_url else dict(spec.bases)
 
     def get(self, path: str, **params: Any) -> Json:
-        return self._ask("GET", path, params)[0]
+        return self._page(path, params)[0]
 
     def find(self, path: str, **params: Any) -> Json | None:
         try:
-            return self._ask("GET", path, params)[0]
+            return self._page(path, params)[0]
         except ApiRefused as refusal:
             if refusal.http_status in {404, 410}:
                 return None
             raise
 
     def pages(self, path: str, **params: Any) -> Iterator[Json]:
-        answer, following = self._ask("GET", path, params)
+        answer, following = self._page(path, params)
         yield answer
+        seen = set()
         while following is not None:
-            answer, following = self._ask("GET", following, {})
+            if following in seen:
+                raise RetryLater(f"{self._where()}: its pages go in a circle")
+            seen.add(following)
+            answer, following = self._page(following, {})
             yield answer
 
     def post(self, path: str, json: Json = None, **params: Any) -> Json:
@@ -164,6 +187,13 @@ class HttpApi:
                 raise self._slowed(RateLimited("the API throttles us", timedelta(seconds=2)))
             raise ApiRefused(f"the API refused the query ({', '.join(sorted(codes))})", 200)
         return answer.get("data") if isinstance(answer, dict) else None
+
+    def _page(self, path: str, params: Mapping[str, Any]) -> tuple[Json, str | None]:
+        answer, following = self._ask("GET", path, params)
+        if answer is None:
+            # Only a 404 or a 410 says that there is nothing; an empty 200 is somebody's mistake on the way.
+            raise RetryLater(f"{self._where()}: the answer is empty")
+        return answer, following
 
     def _ask(
         self,
@@ -202,7 +232,7 @@ class HttpApi:
             if method != "GET" or response.status not in {301, 302, 307, 308} or not location:
                 break
             # A renamed repository, a transferred issue. Never to another host: our credentials would go along.
-            url = self._own(urljoin(url, location))
+            url = self._own(url, location)
             response = self._send(method, url, path, body, content_type)
         self._learn(response)
         self._raise_for(response)
@@ -220,7 +250,7 @@ class HttpApi:
         if wait > timedelta(0):
             raise OverBudget(f"{self._where()}: its budget is kept for what is more urgent", wait)
 
-    def _learn(self, response: urllib3.BaseHTTPResponse) -> None:
+    def _learn(self, response: _Answer) -> None:
         """Note the provider's clock, and what share of its limit is left (X-RateLimit-… as GitHub and others write it)."""
         if self._priority != "live" and (at := _date(response.headers)) is not None:
             self._apis.apart[self._endpoint.name] = (at - datetime.now(UTC)).total_seconds()
@@ -233,33 +263,51 @@ class HttpApi:
         if share < SHOWN_BELOW and self._priority != "live":
             self._apis.budget.learn(self._endpoint, self.account, share, until)
 
-    def _send(
-        self, method: str, url: str, path: str, body: bytes | None, content_type: str
-    ) -> urllib3.BaseHTTPResponse:
-        self._apis._count()
+    def _send(self, method: str, url: str, path: str, body: bytes | None, content_type: str) -> _Answer:
         headers = self._headers(path)
         if body:
             headers["Content-Type"] = content_type
+        seconds = self._time_left()
+        ends = time.monotonic() + seconds
+        self._apis._count()
         try:
-            return self._apis._pool.request(
+            response = self._apis._pool.request(
                 method,
                 url,
                 body=body or None,
                 headers=headers,
-                timeout=self._time_left(),
+                timeout=Timeout(connect=min(seconds, 5.0), read=seconds, total=seconds),
                 redirect=False,
                 retries=False,
+                preload_content=False,
             )
+            return _Answer(response.status, response.headers, self._read(response, ends))
         except HTTPError as error:
             raise RetryLater(f"{self._where()}: {type(error).__name__}") from None
 
-    def _time_left(self) -> Timeout:
+    def _read(self, response: urllib3.BaseHTTPResponse, ends: float) -> bytes:
+        """The body, as it comes: an answer that never ends takes neither all our memory nor all our time."""
+        read = bytearray()
+        try:
+            while chunk := response.read1(CHUNK):
+                read += chunk
+                if len(read) > MAX_ANSWER:
+                    raise RetryLater(f"{self._where()}: the answer is too large")
+                if time.monotonic() > ends:
+                    raise RetryLater(f"{self._where()}: the answer takes too long")
+        except BaseException:
+            response.close()  # with half an answer in it, the connection is of no more use
+            raise
+        response.release_conn()
+        return bytes(read)
+
+    def _time_left(self) -> float:
         seconds = self._apis._timeout.total_seconds()
         if self._deadline is not None:
             seconds = min(seconds, self._deadline - time.monotonic())
             if seconds <= 0:
                 raise RetryLater(f"{self._where()}: no time left for a request")
-        return Timeout(connect=min(seconds, 5.0), read=seconds, total=seconds)
+        return seconds
 
     def _headers(self, path: str) -> dict[str, str]:
         headers = {"Accept": "application/json", "User-Agent": "flask-webhook-inbox"}
@@ -272,15 +320,25 @@ class HttpApi:
                 templates |= special
         for name, template in templates.items():
             value = self._filled(template)
-            if value is not None:
+            if value and not (value.isascii() and value.isprintable()):
+                raise GiveUp(f"{name} cannot be a header: look at the settings, or at the event's account")
+            if value:
                 headers[name] = value
         return headers
 
     def _filled(self, template: str) -> str | None:
         """The template with its settings; None if one of them is not set."""
         values = {**self.settings, "account": self.account}
-        missing = [name for name in _names(template) if not values.get(name)]
-        return None if missing else template.format_map(values)
+        chosen = {
+            names: next((values[name] for name in names.split("|") if values.get(name)), None)
+            for names in _NAMES.findall(template)
+        }
+        if None in chosen.values():
+            return None
+        return _NAMES.sub(lambda match: chosen[match[1]] or "", template)
+
+    def _base_of(self, path: str) -> str:
+        return next((base for prefix, base in self._bases.items() if path.startswith(prefix)), self._base)
 
     def _url(self, path: str, params: Mapping[str, Any]) -> str:
         if not path.startswith("/") or path.startswith("//") or ".." in path.split("/"):
@@ -292,29 +350,31 @@ class HttpApi:
         ]
         query = urlencode([(key, str(value)) for key, value in pairs if value is not None])
         joiner = "&" if "?" in path else "?"
-        return f"{self._base}{path}{joiner + query if query else ''}"
+        return f"{self._base_of(path)}{path}{joiner + query if query else ''}"
 
-    def _own(self, url: str) -> str:
-        ours, theirs = parse_url(self._base), parse_url(url)
+    def _own(self, url: str, target: str) -> str:
+        """The URL that an answer of ours refers to; ApiRefused if it is not on the API's own host."""
+        try:
+            found = urljoin(url, target)
+            ours, theirs = parse_url(url), parse_url(found)
+        except ValueError:  # LocationParseError is one, too
+            raise ApiRefused(f"{self._where()}: refers to something that is no URL", 301) from None
         if (ours.scheme, ours.host, ours.port) != (theirs.scheme, theirs.host, theirs.port):
-            raise ApiRefused(f"{self._where()}: redirected to another host, which we do not follow", 301)
-        return url
+            raise ApiRefused(f"{self._where()}: refers to another host, which we do not follow", 301)
+        return found
 
-    def _next(self, response: urllib3.BaseHTTPResponse, url: str) -> str | None:
+    def _next(self, response: _Answer, url: str) -> str | None:
         for part in response.headers.get("Link", "").split(","):
             target, _, attributes = part.partition(";")
             if 'rel="next"' in attributes:
-                following = self._own(urljoin(url, target.strip().strip("<>")))
-                return (
-                    following.removeprefix(self._base)
-                    if following.startswith(self._base)
-                    else _path_of(following)
+                following = self._own(url, target.strip().strip("<>"))
+                base = next(
+                    (b for b in (self._base, *self._bases.values()) if following.startswith(b + "/")), None
                 )
+                return following.removeprefix(base) if base is not None else _path_of(following)
         return None
 
-    def _decoded(self, response: urllib3.BaseHTTPResponse) -> Json:
-        if len(response.data) > MAX_ANSWER:
-            raise RetryLater(f"{self._where()}: the answer is too large")
+    def _decoded(self, response: _Answer) -> Json:
         if not response.data:
             return None
         try:
@@ -322,7 +382,7 @@ class HttpApi:
         except Unreadable:
             raise RetryLater(f"{self._where()}: the answer is not JSON") from None
 
-    def _raise_for(self, response: urllib3.BaseHTTPResponse) -> None:
+    def _raise_for(self, response: _Answer) -> None:
         status = response.status
         if 200 <= status < 300:
             return
@@ -332,7 +392,7 @@ class HttpApi:
             raise self._slowed(RateLimited(where, wait if wait is not None else UNHINTED))
         if status >= 500 or status in {408, 409, 425}:
             raise RetryLater(where, wait)
-        raise ApiRefused(where + _code(response), status)
+        raise ApiRefused(where + _code(response), status, _answer(response))
 
     def _slowed(self, limit: RateLimited) -> RateLimited:
         assert limit.after is not None
@@ -348,8 +408,8 @@ class HttpApi:
         return f"the API of {self._endpoint.provider.name}"
 
 
-def _names(template: str) -> list[str]:
-    return [part.partition("}")[0] for part in template.split("{")[1:]]
+_NAMES = re.compile(r"\{([a-z_|]+)\}")
+"""`{name}`, or `{one|other}` for the first of them that is set."""
 
 
 def _path_of(url: str) -> str:
@@ -361,16 +421,16 @@ def _hint(headers: Mapping[str, str]) -> timedelta | None:
     """How long the answer asks us to wait; None: it does not say, and is no throttling."""
     given = headers.get("Retry-After")
     if given is not None:
-        if given.strip().isdigit():
-            return min(timedelta(seconds=int(given.strip()[:9])), LONGEST_HINT)
+        if _SECONDS.fullmatch(given.strip()):
+            return min(timedelta(seconds=int(given)), LONGEST_HINT)
         try:
             moment = parsedate_to_datetime(given)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError, IndexError):
             return UNHINTED
         return min(max(moment - datetime.now(UTC), timedelta(0)), LONGEST_HINT) if moment.tzinfo else UNHINTED
-    reset = headers.get("X-RateLimit-Reset", "")
-    if headers.get("X-RateLimit-Remaining") == "0" and reset.isdigit():
-        return min(max(timedelta(seconds=int(reset[:11]) - time.time()), timedelta(seconds=1)), LONGEST_HINT)
+    reset = headers.get("X-RateLimit-Reset", "").strip()
+    if headers.get("X-RateLimit-Remaining", "").strip() == "0" and _SECONDS.fullmatch(reset):
+        return min(max(timedelta(seconds=int(reset) - time.time()), timedelta(seconds=1)), LONGEST_HINT)
     return None
 
 
@@ -382,11 +442,17 @@ def _date(headers: Mapping[str, str]) -> datetime | None:
     return moment if moment.tzinfo else None
 
 
-def _code(response: urllib3.BaseHTTPResponse) -> str:
+def _answer(response: _Answer) -> Json:
+    try:
+        return jsontext.loads(response.data)
+    except Unreadable:
+        return None
+
+
+def _code(response: _Answer) -> str:
     """The provider's own short error code, never its prose: that may repeat what we sent."""
     try:
-        error = _json.loads(response.data).get("error")
-        code = error.get("code") if isinstance(error, dict) else None
-    except (ValueError, AttributeError):
+        code = as_text(dig(jsontext.loads(response.data), "error", "code"))
+    except Unreadable:
         return ""
-    return f" ({code[:60]})" if isinstance(code, str) and code.replace("_", "").isalnum() else ""
+    return f" ({code})" if _CODE.fullmatch(code) else ""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -24,11 +24,26 @@ from ..inbox.rows import stored_key
 from ..provider import Envelope, Request
 from ..queue import Bell
 from .fetching import CONCURRENCY, Fetched, fetch, fetch_all
+from .fresh import Copy, ensure_fresh
 from .mirroring import BATCH as MIRROR_BATCH
 from .mirroring import Mirrored, is_plain, mirror
-from .writing import ClaimLost, Refetch, Write, refuse_commit
+from .running import Running, in_handler, now_running, refuse_commit, refuse_second_connection
+from .statements import Statements, statements
+from .writing import ClaimLost, Refetch, Write
 
-__all__ = ["Applied", "Applier", "backoff", "refuse_commit", "summary"]
+__all__ = [
+    "Applied",
+    "Applier",
+    "Copy",
+    "Running",
+    "backoff",
+    "ensure_fresh",
+    "in_handler",
+    "now_running",
+    "refuse_commit",
+    "refuse_second_connection",
+    "summary",
+]
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +86,7 @@ class Applier:
 
     def __post_init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
+        self._made: Statements | None = None
 
     # -- the loops
 
@@ -162,6 +178,11 @@ class Applier:
                     refused.setdefault(
                         ("ignored", "condition_not_met", "the other mode (live or test)"), []
                     ).append(event.id)
+                elif (
+                    not self._wants(endpoint, event)
+                    and self.handlers.answerer(endpoint, event.type) is not None
+                ):
+                    refused.setdefault(("applied", "answered", None), []).append(event.id)
                 elif not self._wants(endpoint, event):
                     refused.setdefault(("ignored", "no_handler", None), []).append(event.id)
                 else:
@@ -171,7 +192,30 @@ class Applier:
         for (state, outcome, error), ids in refused.items():
             self.inbox.finish(claim.no, ids, state, outcome, error)
             _count(done, outcome, len(ids))
-        return wanted
+        return self._with_bodies(wanted)
+
+    def _with_bodies(self, groups: list[Group]) -> list[Group]:
+        """The groups, with decoded data where somebody looks at it: a handler, or whoever cannot fetch. One query."""
+        needed = {
+            id(group)
+            for group in groups
+            if not self.endpoints[group.endpoint].fetches
+            or self._has_handler(self.endpoints[group.endpoint], group)
+        }
+        bare = [
+            event.id
+            for group in groups
+            if id(group) in needed
+            for event in group.events
+            if event.data is None
+        ]
+        if not bare:
+            return groups
+        bodies = self.inbox.bodies(bare)
+        return [
+            _read(self.endpoints[group.endpoint], group, bodies) if id(group) in needed else group
+            for group in groups
+        ]
 
     def _wants(self, endpoint: Endpoint, event: Event) -> bool:
         if event.object is not None and self.wants_kind(endpoint, event.object.kind):
@@ -193,8 +237,8 @@ class Applier:
         """Write an object, now or, where no handler is for it, together with others."""
         endpoint = self.endpoints[group.endpoint]
         if not fetched.asked:
-            group = self._with_bodies(endpoint, group)
-        if self._has_handler(endpoint, group) or not is_plain(endpoint, group, fetched):
+            group = self._with_snapshots(group)
+        if self._has_handler(endpoint, group) or not is_plain(group, fetched):
             self._write(claim, group, fetched, done)
             return
         plain.append(Mirrored(endpoint, group, fetched))
@@ -215,6 +259,11 @@ class Applier:
         self.at("written")
         for one in left:
             self._write(claim, one.group, one.fetched, done)
+
+    def _with_snapshots(self, group: Group) -> Group:
+        """The group with decoded data, for a kind that turned out not to be fetchable."""
+        bare = [event.id for event in group.events if event.data is None]
+        return _read(self.endpoints[group.endpoint], group, self.inbox.bodies(bare)) if bare else group
 
     def _has_handler(self, endpoint: Endpoint, group: Group) -> bool:
         kind = group.object.kind if group.object else None
@@ -240,7 +289,6 @@ class Applier:
                 _count(done, outcome, 1)
 
     def _commit(self, claim: Claim, group: Group, fetched: Fetched) -> list[str]:
-        group = self._with_bodies(self.endpoints[group.endpoint], group)
         tries = 0
         while True:
             tries += 1
@@ -259,6 +307,7 @@ class Applier:
             outcomes = Write(
                 session,
                 self.inbox,
+                self._statements(),
                 endpoint,
                 self.handlers,
                 group,
@@ -270,15 +319,10 @@ class Applier:
             session.commit()
         return outcomes
 
-    def _with_bodies(self, endpoint: Endpoint, group: Group) -> Group:
-        """The group with its events' decoded data, as far as their bodies are still there."""
-        bare = [event.id for event in group.events if event.data is None]
-        if not bare:
-            return group
-        bodies = self.inbox.bodies(bare)
-        return replace(
-            group, events=[_with_body(endpoint, event, bodies.get(event.id)) for event in group.events]
-        )
+    def _statements(self) -> Statements:
+        if self._made is None:
+            self._made = statements(is_sqlite=self.inbox.is_sqlite)
+        return self._made
 
     # -- what went wrong
 
@@ -373,6 +417,16 @@ def _attempt(ask: Callable[[Group], Fetched], group: Group) -> Fetched | Excepti
         return error
 
 
+Bodies = Mapping[int, tuple[bytes, dict[str, str]]]
+
+
+def _read(endpoint: Endpoint, group: Group, bodies: Bodies) -> Group:
+    """The group with its events' data, as far as their bodies are still there."""
+    return replace(
+        group, events=[_with_body(endpoint, event, bodies.get(event.id)) for event in group.events]
+    )
+
+
 def _with_body(endpoint: Endpoint, event: Event, kept: tuple[bytes, dict[str, str]] | None) -> Event:
     if kept is None:
         return event
@@ -384,7 +438,7 @@ def read_again(endpoint: Endpoint, dedup_key: str, body: bytes, headers: dict[st
     """The envelope of an event out of its kept body; None if it cannot be read (any more)."""
     try:
         envelopes = endpoint.provider.parse(Request("POST", "", headers, body))
-    except Unreadable:
+    except Exception:  # noqa: BLE001 - whatever it is, it must not hold the other events of the claim
         return None
     return next(
         (e for e in envelopes if stored_key(e.dedup_key) == dedup_key), envelopes[0] if envelopes else None

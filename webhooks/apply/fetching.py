@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from ..api import Apis
 from ..endpoints import Endpoint
-from ..errors import NotFetchable, NotVisibleYet
+from ..errors import NotFetchable, NotVisibleYet, RetryLater
 from ..inbox import Event, Group, read_version, write_version
 from ..jsontext import Json
 
@@ -54,9 +54,13 @@ def fetch(apis: Apis, endpoint: Endpoint, group: Group, *, deadline: float | Non
     try:
         again = all(event.attempts > 1 for event in group.events)
         api = apis.of(endpoint, group.account, deadline=deadline, priority="retry" if again else "live")
-        return Fetched(asked=True, data=endpoint.provider.fetch(api, group.object))
+        found = endpoint.provider.fetch(api, group.object)
     except NotFetchable:
         return Fetched(asked=False)
+    if found is not None and not isinstance(found, dict):
+        # It must not replace a good copy: something between us and the API has answered.
+        raise RetryLater(f"the API of {endpoint.provider.name} answered with something that is no object")
+    return Fetched(asked=True, data=found)
 
 
 def fetch_all(

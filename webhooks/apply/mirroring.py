@@ -38,14 +38,14 @@ class Mirrored:
         return self.endpoint.name, self.group.account, self.group.object.kind, self.group.object.id
 
 
-def is_plain(endpoint: Endpoint, group: Group, fetched: Fetched) -> bool:
+def is_plain(group: Group, fetched: Fetched) -> bool:
     """Whether nothing about this object needs a transaction of its own. The caller knows that no handler is for it."""
     if group.object is None or any(event.gone or event.digest is not None for event in group.events):
         return False
     if fetched.asked:
         return fetched.data is not None
     # The event's own time decides; a provider's rank would need the stored one to compare with.
-    return endpoint.provider.version is None and all(event.snapshot is not None for event in group.events)
+    return all(event.snapshot is not None and event.version is None for event in group.events)
 
 
 def mirror(inbox: Inbox, claim: Claim, batch: Sequence[Mirrored]) -> tuple[list[Mirrored], list[str]]:
@@ -121,7 +121,7 @@ _INTO = "endpoint, account, kind, id, path, as_of, version, digest, data, claim_
 WRITE_POSTGRESQL = (
     f"INSERT INTO webhook_objects AS o ({_INTO})"
     " SELECT endpoint, account, kind, id, path, as_of, version, digest, data::json, %s, NULL, now()"
-    f" FROM unnest({', '.join(f'%s::{kind}[]' for kind in _COLUMNS.values())}) AS g ({', '.join(_COLUMNS)}) "
+    f" FROM unnest({', '.join(f'%b::{kind}[]' for kind in _COLUMNS.values())}) AS g ({', '.join(_COLUMNS)}) "
     + _CONFLICT
     + " RETURNING endpoint, account, kind, id"
 )
@@ -188,5 +188,5 @@ def _close(
 
 _CLOSE_POSTGRESQL = (
     "UPDATE webhook_events SET state = 'applied', outcome = %s, error = NULL, finished_at = clock_timestamp()"
-    " WHERE id = ANY(%s) AND claim_no = %s AND state = 'applying'"
+    " WHERE id = ANY(%b) AND claim_no = %s AND state = 'applying'"
 )

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import and_, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from .. import jsontext
 from ..endpoints import Endpoint
-from ..errors import HandlerCommitted, NotVisibleYet, WebhooksError
+from ..errors import NotVisibleYet, WebhooksError
 from ..handlers import Handler, Handlers
 from ..inbox import Event, Group, Inbox, read_version, write_version
 from ..jsontext import Json
 from ..provider import ObjectRef
 from .fetching import Fetched, is_behind, older, regresses, require_visible
+from .running import Running, in_handler
+from .statements import Statements
 
-__all__ = ["ClaimLost", "Refetch", "Write", "in_handler", "refuse_commit"]
+__all__ = ["ClaimLost", "Refetch", "Write"]
 
 _Guard = Literal["claim", "absent", "locked"]
 
@@ -40,6 +39,7 @@ class Write:
 
     session: Session
     inbox: Inbox
+    statements: Statements
     endpoint: Endpoint
     handlers: Handlers
     group: Group
@@ -121,7 +121,8 @@ class Write:
     def _write_carried(self, ref: ObjectRef, events: Sequence[Event]) -> dict[int, tuple[str, str]]:
         outcomes = {}
         for event in sorted(events, key=lambda e: (e.occurred_at or e.received_at, e.id)):
-            fresh = self._carry(ref, event)
+            # What we ask for ourselves carries nothing.
+            fresh = event.origin != "fresh" and self._carry(ref, event)
             stored = None if fresh else self._stored(ref)
             thing = event.snapshot if stored is None or stored.data is None else stored.data
             gone = event.gone if stored is None else stored.deleted_at is not None
@@ -155,24 +156,17 @@ class Write:
         version = self.endpoint.provider.version
         return write_version(version(ref, data)) if version is not None and data is not None else None
 
-    def _where(self, ref: ObjectRef) -> Any:
-        c = self.inbox.tables.objects.c
-        return and_(
-            c.endpoint == self.endpoint.name,
-            c.account == self.group.account,
-            c.kind == ref.kind,
-            c.id == ref.id,
-        )
+    def _key(self, ref: ObjectRef) -> dict[str, Any]:
+        return {
+            "endpoint": self.endpoint.name,
+            "account": self.group.account,
+            "kind": ref.kind,
+            "id": ref.id,
+        }
 
     def _stored(self, ref: ObjectRef) -> Any:
         """Our row of the object, locked until the end of the transaction; None if there is none."""
-        objects = self.inbox.tables.objects
-        columns = (objects.c.version, objects.c.as_of, objects.c.deleted_at, objects.c.data)
-        if self.inbox.is_sqlite:
-            # A transaction that reads first could not write later: another writer may have come in between.
-            touch = update(objects).where(self._where(ref)).values(checked_at=objects.c.checked_at)
-            return self.session.execute(touch.returning(*columns)).one_or_none()
-        return self.session.execute(select(*columns).where(self._where(ref)).with_for_update()).one_or_none()
+        return self.session.execute(self.statements.lock, self._key(ref)).one_or_none()
 
     def _freshen(
         self,
@@ -189,112 +183,97 @@ class Write:
         `claim`: a later claim has written it; its fetch was later too, so ours may be older. `absent`: there is a row.
         `locked`: the caller holds the row and has decided.
         """
-        objects = self.inbox.tables.objects
+        said = self.statements
+        statement = {"claim": said.write_newer, "absent": said.write_absent, "locked": said.write}[guard]
         row = {
-            "endpoint": self.endpoint.name,
-            "account": self.group.account,
-            "kind": ref.kind,
-            "id": ref.id,
+            **self._key(ref),
             "path": ref.path or None,
             "claim_no": self.claim_no,
             "as_of": as_of,
             "version": version,
             "digest": None if data is None else jsontext.digest(data),
-            "data": data if self.keep_data and not gone else None,
+            "data": jsontext.dumps(data).decode()
+            if self.keep_data and not gone and data is not None
+            else None,
             "deleted_at": as_of if gone else None,
-            "checked_at": self.inbox.moment(),
+            "now": datetime.now(UTC),
         }
-        statement = self._insert(objects).values(row)
-        replaced = {
-            name: statement.excluded[name]
-            for name in row
-            if name not in {"endpoint", "account", "kind", "id"}
-        }
-        key = ["endpoint", "account", "kind", "id"]
-        if guard == "absent":
-            statement = statement.on_conflict_do_nothing(index_elements=key)
-        else:
-            later = objects.c.claim_no <= statement.excluded.claim_no if guard == "claim" else None
-            statement = statement.on_conflict_do_update(index_elements=key, set_=replaced, where=later)
-        statement = statement.returning(objects.c.claim_no)
-        return self.session.execute(statement).first() is not None
-
-    def _insert(self, table: Any) -> Any:
-        return sqlite.insert(table) if self.inbox.is_sqlite else postgresql.insert(table)
+        return self.session.execute(statement, row).first() is not None
 
     def _copies(self, events: Sequence[Event]) -> list[Event]:
         """Those events whose body came before under another id. Where the id is not signed, that is a replay."""
-        table = self.inbox.tables.events
         copies = []
         for event in events:
             if event.digest is None or event.origin == "replay":
                 continue
-            other = select(table.c.id).where(
-                table.c.endpoint == event.endpoint,
-                table.c.digest == event.digest,
-                table.c.id != event.id,
-                or_(table.c.id < event.id, table.c.state == "applied"),
-                or_(table.c.outcome.is_(None), table.c.outcome != "duplicate_body"),
-            )
-            if self.session.execute(other.limit(1)).first() is not None:
+            values = {
+                "endpoint": event.endpoint,
+                "digest": event.digest,
+                "id": event.id,
+                "type": event.type,
+                "account": event.account,
+            }
+            if self.session.execute(self.statements.copies, values).first() is not None:
                 copies.append(event)
         return copies
 
-    def _enter(self, pairs: Sequence[tuple[Event, Handler]]) -> set[tuple[int, str]]:
-        """Enter into the ledger; return what was not there before."""
-        if not pairs:
-            return set()
-        ledger = self.inbox.tables.processed_events
-        now = self.inbox.moment()
-        rows = [
-            {"event_id": event.id, "handler": handler.entry, "processed_at": now} for event, handler in pairs
-        ]
-        statement = (
-            self._insert(ledger)
-            .values(rows)
-            .on_conflict_do_nothing()
-            .returning(ledger.c.event_id, ledger.c.handler)
-        )
-        return {(id_, name) for id_, name in self.session.execute(statement)}
+    def _enter(self, handler: Handler, events: Sequence[Event]) -> set[int]:
+        """Enter into the ledger; return the ids of the events that were not there before."""
+        values = {"handler": handler.entry, "ids": [event.id for event in events], "now": datetime.now(UTC)}
+        return set(self.session.execute(self.statements.enter, values).scalars())
 
     def _sync(self, ref: ObjectRef, events: Sequence[Event], thing: Json) -> None:
         """Copy the object once, whatever number of events the claim has for it."""
         if not events:
             return
         for handler in self.handlers.syncs(self.endpoint, ref.kind):
-            self._enter([(event, handler) for event in events])
+            self._enter(handler, events)
             self._call(handler, events[-1], handler.checked(thing))
 
     def _occasion(self, event: Event, thing: Json, *, gone: bool) -> tuple[str, str] | None:
         """Run the `on` handlers of one event that it has not had; None if it has none."""
         outcome = None
-        for handler in self.handlers.ons(self.endpoint, event.type):
+        for handler in self._ons(event):
+            checked = handler.checked(thing)  # before `when` and `once_per`, which may rely on the fields
             if handler.when is not None and (gone or not handler.when(thing)):
                 outcome = outcome or ("ignored", "condition_not_met")
-            elif not self._enter([(event, handler)]):
+            elif not self._enter(handler, [event]):
                 outcome = outcome or ("applied", "applied")
             elif handler.flow is not None and not self._decide(handler, event, thing):
                 outcome = outcome or ("ignored", "flow_already_decided")
             else:
-                self._call(handler, event, handler.checked(thing))
+                self._call(handler, event, checked)
                 outcome = ("applied", "applied")
         return outcome
 
+    def _ons(self, event: Event) -> list[Handler]:
+        """The `on` handlers for an event. One that we made ourselves is no occasion: it decides the flow it names."""
+        wanted = self.handlers.ons(self.endpoint, event.type)
+        if event.origin != "fresh":
+            return wanted
+        return [
+            handler for handler in wanted if handler.flow is not None and handler.flow == event.correlation
+        ]
+
     def _decide(self, handler: Handler, event: Event, thing: Json) -> bool:
-        """Whether this event decides the flow for its key: the unique key says so, whoever comes at the same time."""
-        flow_keys = self.inbox.tables.flow_keys
-        row = {
-            "flow": handler.flow,
-            "key": handler.key(thing, event.data),
-            "event_id": event.id,
-            "handler": handler.name,
-            "decided_at": self.inbox.moment(),
-        }
-        statement = self._insert(flow_keys).values(row).on_conflict_do_nothing().returning(flow_keys.c.flow)
-        return self.session.execute(statement).first() is not None
+        """Whether this event decides the flow for its key: the unique key says so, whoever comes at the same time.
+
+        A flow that this one replaces is decided along with it, so that either trigger finds what the other did.
+        """
+        for flow, key in handler.keys(thing, event.data):
+            row = {
+                "flow": flow,
+                "key": key,
+                "event_id": event.id,
+                "handler": handler.name,
+                "now": datetime.now(UTC),
+            }
+            if self.session.execute(self.statements.decide, row).first() is None:
+                return False
+        return True
 
     def _call(self, handler: Handler, event: Event, thing: Json) -> None:
-        with in_handler(self.session):
+        with in_handler(Running(self.session, self.inbox, event, handler.entry)):
             handler.function(event, thing)
         self.ran.append(handler.name)
 
@@ -305,32 +284,12 @@ class Write:
         for id_, decided in outcomes.items():
             kinds.setdefault(decided, []).append(id_)
         for (state, outcome), ids in kinds.items():
-            if self.inbox.close(self.session, self.claim_no, ids, state, outcome) != len(ids):
+            values = {"state": state, "outcome": outcome, "error": None, "claim_no": self.claim_no}
+            done: Any = self.session.execute(
+                self.statements.close, {**values, "ids": ids, "now": datetime.now(UTC)}
+            )
+            if done.rowcount != len(ids):
                 raise ClaimLost
-
-
-@contextmanager
-def in_handler(session: Session) -> Iterator[None]:
-    """Watch a handler: ending the transaction that carries its ledger row is an error, whichever way it does it."""
-    before = session.get_transaction()
-    session.info["webhooks_handler"] = True
-    try:
-        yield
-    finally:
-        session.info.pop("webhooks_handler", None)
-    if session.get_transaction() is not before:
-        raise HandlerCommitted(
-            "a handler must not commit, roll back or close db.session: our ledger row is in its transaction"
-        )
-
-
-def refuse_commit(session: Session) -> None:
-    """For the session's `before_commit`: a handler's own commit is stopped before it happens."""
-    if session.info.get("webhooks_handler") and session.get_nested_transaction() is None:
-        raise HandlerCommitted(
-            "a handler must not commit: its work, our ledger and the state of the event are one transaction, which is "
-            "committed for you; remove the commit, or use flush()"
-        )
 
 
 def _aware(moment: datetime) -> datetime:

@@ -185,6 +185,8 @@ def _how_it_came(parts: Row, now: datetime) -> Iterator[str]:
         yield f"No delivery brought it: reconcile found at {first} that our copy differed, and made this event to mend that."
     elif row["origin"] == "recover":
         yield f"Recover found it in the provider's own log at {first}; no delivery had brought it by then."
+    elif row["origin"] == "fresh":
+        yield f"No delivery brought it: code of the app asked at {first} for the object as it is (`ensure_fresh`)."
     elif row["origin"] == "replay":
         yield "It is applied again on purpose: somebody said `replay`."
     if came["count"] == 1:

@@ -163,20 +163,26 @@ def show(event: str, endpoint: str | None, *, raw: bool) -> Answer | None:
             raise click.ClickException(f"the body of event {row['id']} has been dropped")
         click.echo(body, nl=False)
         return None
-    decoded = _decoded(body)
+    decoded, answer = _decoded(body), queries.answer(inbox, row["id"])
 
     def write(where: Console) -> None:
         for name, value in row.items():
             where.print(f"{name.replace('_', ' ')}: ", words(value), sep="", soft_wrap=True)
         for name, value in headers.items():
             where.print(f"{plain(name)}: {plain(value)}", soft_wrap=True)
+        if answer is not None:
+            where.print(f"answer: {answer['status']} {plain(answer['body'])}", soft_wrap=True)
+            if answer["error"]:
+                where.print(f"given by on_error: {plain(answer['error'])}", soft_wrap=True)
         if body is None:
             where.print("Its body has been dropped; the event itself is kept.")
         else:
             text = decoded if isinstance(decoded, str) else json.dumps(decoded, indent=2, ensure_ascii=False)
             where.print(plain(text), soft_wrap=True)
 
-    return Answer(row | {"headers": headers, "body": decoded, "length": body and len(body)}, write)
+    return Answer(
+        row | {"headers": headers, "body": decoded, "length": body and len(body), "answer": answer}, write
+    )
 
 
 def _decoded(body: bytes | None) -> Any:

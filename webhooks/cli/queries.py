@@ -153,6 +153,13 @@ def kept(state: State, event_id: int) -> tuple[bytes | None, dict[str, str]]:
     return state.inbox.bodies([event_id]).get(event_id, (None, {}))
 
 
+def answer(state: State, event_id: int) -> dict[str, Any] | None:
+    """What the provider was answered within the request, if an `answer` handler was asked."""
+    c = state.tables.bodies.c
+    found = rows(state, select(c.answer).where(c.event_id == event_id))
+    return found[0]["answer"] if found else None
+
+
 def ledger(state: State, ids: Collection[int]) -> list[dict[str, Any]]:
     """Which handlers have applied these events, and when."""
     c = state.tables.processed_events.c
@@ -233,7 +240,7 @@ def types_received(state: State, *, endpoint: str | None, since: datetime | None
             func.count().label("events"),
             func.max(c.received_at).label("last_received_at"),
         )
-        .where(c.type != "", c.origin != "reconcile", *wanted)
+        .where(c.type != "", c.origin.not_in(["reconcile", "fresh"]), *wanted)
         .group_by(c.endpoint, c.type, c.object_kind)
         .order_by(c.endpoint, func.count().desc(), c.type),
     )

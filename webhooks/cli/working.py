@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ..apply import Applied, Applier
+from ..effects import Called, Caller
 from ..handlers import Handler
 from ..inbox import CLAIM_SIZE
 from ..models import OUTCOMES
@@ -47,21 +48,24 @@ ONE_CLAIM = timedelta(0)
     help="Seconds between two looks when nothing is due; at most 1.",
 )
 def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
-    """Apply events here and now, in the foreground: what a worker does, without Celery and without a broker.
+    """Apply events and call effects here and now, in the foreground: what a worker does, without Celery and without a
+    broker.
 
-    Ends with Ctrl-C or SIGTERM, after the claim that is being applied. It does not recover, reconcile or check; run
+    Ends with Ctrl-C or SIGTERM, after the claim that is being applied or the effect that is being called. It does not recover, reconcile or check; run
     those commands, or beat, beside it.
     """
     inbox = state()
     # Nobody needs to be woken by it, and there may be no broker.
     applier = replace(inbox.applier, bell=Bell(lambda: None))
-    done = Applied()
+    caller = replace(inbox.caller, bell=applier.bell)
+    done, called = Applied(), Called()
     longest = LOOK if sleep is None else min(LOOK, timedelta(seconds=sleep))
     with Stop() as stop:
         while not stop.asked:
-            if _apply_one(applier, done):
+            if _apply_one(applier, done) or _call_one(caller, called):
                 continue
-            if until_empty and queries.open_within(inbox, timedelta(seconds=wait)) == 0:
+            soon = timedelta(seconds=wait)
+            if until_empty and queries.open_within(inbox, soon) == 0 and inbox.outbox.due(soon) == 0:
                 break
             next_ = inbox.inbox.next_due(inbox.endpoints)
             stop.wait(
@@ -72,6 +76,7 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
         "claims": done.claims,
         "fetches": done.fetches,
         "outcomes": done.outcomes,
+        "effects": called.states,
         "open": queries.open_count(inbox),
     }
     said = ", ".join(f"{number} {outcome}" for outcome, number in sorted(done.outcomes.items()))
@@ -79,6 +84,9 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
         f"{done.events} events in {done.claims} claims with {done.fetches} fetches"
         + (f": {said}." if said else ".")
     ]
+    if called.states:
+        calls = ", ".join(f"{number} {ended}" for ended, number in sorted(called.states.items()))
+        lines.append(f"{called.effects} effects: {calls}.")
     lines += (
         [f"{document['open']} events are still open: see `flask webhooks events --state open`."]
         if document["open"]
@@ -98,12 +106,20 @@ def _apply_one(applier: Applier, done: Applied) -> bool:
     return one.claims > 0
 
 
+def _call_one(caller: Caller, called: Called) -> bool:
+    """Call one effect; whether there was one."""
+    one = caller.drain(shift=ONE_CLAIM)
+    for ended, number in one.states.items():
+        called.states[ended] = called.states.get(ended, 0) + number
+    return one.effects > 0
+
+
 @command()
 def sweep() -> Answer:
-    """Ring for the events that are due, so that a worker looks into the inbox. Beat does this every 30 seconds."""
-    due = state().reconciler.sweep()
-    said = f"{due} events are due; a worker was rung for." if due else "Nothing is due."
-    return Answer({"due": due}, sentences([said]))
+    """Ring for the events and effects that are due, so that a worker looks for them. Beat does this every 30 seconds."""
+    due = state().sweep()
+    rung = [f"{number} {what} are due; a worker was rung for." for what, number in due.items() if number]
+    return Answer({"due": due["events"], "effects": due["effects"]}, sentences(rung or ["Nothing is due."]))
 
 
 @command()
@@ -256,7 +272,7 @@ def purge() -> Answer:
 
     Open and dead events are kept however old they are.
     """
-    reconciler = state().reconciler
+    inbox = state()
     with waiting("Dropping what is old"):
-        gone = reconciler.purge()
+        gone = inbox.purge()
     return Answer(gone, sentences(f"{number} {what} dropped." for what, number in gone.items()))

@@ -187,7 +187,8 @@ class Inbox:
             values |= {f"only_{n}": id_ for n, id_ in enumerate(only)}
         parts = {
             "state": f"'{state}'",
-            "now": ":now" if self.is_sqlite else "clock_timestamp()",
+            # The transaction's start, which an index can be searched for; it begins with this statement.
+            "now": ":now" if self.is_sqlite else "now()",
             "endpoints": "(" + ", ".join(":" + name for name in names) + ")",
             "only": ""
             if only is None

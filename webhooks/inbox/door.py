@@ -10,6 +10,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -153,12 +154,17 @@ class _Connection:
         return cursor
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._raw.commit()
-        elif self._shared:
-            self._raw.rollback()
-        if self._shared:
-            self._raw.close()
+        try:
+            if kind is None:
+                self._raw.commit()
+            else:
+                # Closing is not enough for SQLite: as long as anybody still holds a statement of ours (a traceback
+                # does), the write lock stays, and the next try waits for it in vain.
+                with suppress(Exception):
+                    self._raw.rollback()
+        finally:
+            if self._shared:
+                self._raw.close()
 
     def _in_transaction(self) -> bool:
         raw = self._raw.driver_connection

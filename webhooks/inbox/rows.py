@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .. import jsontext
 from ..jsontext import Json
-from ..models import KEY_LENGTH
+from ..models import KEY_LENGTH, stored_key
 from ..provider import Envelope, ObjectRef, Provider, Request, Version
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "write_version",
 ]
 
-Origin = Literal["delivery", "recover", "reconcile", "replay"]
+Origin = Literal["delivery", "recover", "reconcile", "replay", "fresh"]
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,6 @@ def _fit(text: str, length: int = KEY_LENGTH) -> str:
 def aware(moment: datetime) -> datetime:
     """The instant in UTC, as neither SQLite nor PostgreSQL gives it out."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-
-
-def stored_key(text: str) -> str:
-    """A key that is too long, or that no column could hold, is stored as its digest; never cut, never empty."""
-    if 0 < len(text) <= KEY_LENGTH and text.isprintable():
-        return text
-    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def arrival(

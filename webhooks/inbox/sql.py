@@ -48,7 +48,7 @@ _PG_REARMED = _REARMED.format(new="excluded.deliveries")
 # commit. A key may stand in `arrived` only once: a row cannot be touched twice.
 RECORD_POSTGRESQL = f"""
 WITH arrived AS (
-  SELECT * FROM unnest({", ".join(f"%s::{kind}[]" for kind in ARRIVAL.values())})
+  SELECT * FROM unnest({", ".join(f"%b::{kind}[]" for kind in ARRIVAL.values())})
     WITH ORDINALITY AS a ({", ".join(ARRIVAL)}, position)
 ), recorded AS (
   INSERT INTO webhook_events AS e ({_INSERTED})
@@ -98,21 +98,30 @@ WHERE endpoint = :endpoint AND dedup_key = :dedup_key RETURNING id
 _CLAIMED = """e.id, e.endpoint, e.dedup_key, e.origin, e.type, e.object_kind, e.object_id, e.object_path, e.account,
  e.livemode, e.gone, e.version, e.occurred_at, e.received_at, e.deliveries, e.digest, e.correlation, e.attempts"""
 
-_FREE = """NOT EXISTS (SELECT 1 FROM webhook_holds h WHERE h.endpoint = e.endpoint AND h.account IN ('', e.account)
-  AND (h.until IS NULL OR h.until > {now}))"""
+# A count and not NOT EXISTS, which a planner may turn into a join with the whole backlog.
+_FREE = """(SELECT count(*) FROM webhook_holds h WHERE h.endpoint = e.endpoint AND h.account IN ('', e.account)
+  AND (h.until IS NULL OR h.until > {now})) = 0"""
 
-# {state} and {only} narrow what is taken: see Inbox.claim. The two tests of the state are for the planner: the first
-# is the partial index's own condition.
+# {state} and {only} narrow what is taken: see Inbox.claim. Written so that every planner walks the index on what is due,
+# in its order, and stops at the limit, also with statistics of a table that was empty yesterday: the first test of the
+# state is the partial index's own condition, and no index can be searched for `endpoint || ''`.
 _DUE = (
     """
   SELECT e.id, e.endpoint, e.account, e.object_kind, e.object_id FROM webhook_events e
-  WHERE e.state IN ('pending', 'applying') AND e.state = {state} AND e.due_at <= {now} AND e.endpoint IN {endpoints}
+  WHERE e.state IN ('pending', 'applying') AND e.state = {state} AND e.due_at <= {now}
+    AND e.endpoint || '' IN {endpoints}
     {only} AND """
     + _FREE
     + """
-  ORDER BY e.due_at, e.id LIMIT :limit
+  ORDER BY e.due_at LIMIT :limit
 """
 )
+
+# The other open events of one claimed object. BETWEEN and not `=`: it must not be taken for the condition of the index
+# on what is due, which would be walked over once per object; the index on objects has the state as its last column.
+_MATES = """SELECT o.id FROM webhook_events o WHERE o.endpoint = a.endpoint AND o.object_kind = a.object_kind
+    AND o.object_id = a.object_id AND o.account = a.account AND o.state BETWEEN {state} AND {state}
+    AND o.due_at <= {now}"""
 
 # `FOR UPDATE SKIP LOCKED`: workers do not wait for each other. The claim number is drawn before anything is fetched,
 # from a sequence, so that no clock has a say in what is newer.
@@ -127,9 +136,9 @@ WITH due AS MATERIALIZED ("""
 ), about AS (
   SELECT DISTINCT endpoint, account, object_kind, object_id FROM due WHERE object_id IS NOT NULL
 ), mates AS (
-  SELECT m.id FROM about a JOIN webhook_events m
-    ON m.endpoint = a.endpoint AND m.object_kind = a.object_kind AND m.object_id = a.object_id AND m.account = a.account
-  WHERE m.state = {state} AND m.due_at <= {now} LIMIT :mates FOR UPDATE OF m SKIP LOCKED
+  SELECT m.id FROM about a CROSS JOIN LATERAL ("""
+    + _MATES
+    + """ LIMIT :mates FOR UPDATE SKIP LOCKED) m
 ), taken AS (SELECT id FROM due UNION SELECT id FROM mates)
 UPDATE webhook_events e SET state = 'applying', claim_no = claim.claim_no, claimed_at = claim.claimed_at,
   due_at = clock_timestamp() + :lease, attempts = e.attempts + 1
@@ -146,9 +155,9 @@ WITH due AS MATERIALIZED ("""
     + """), about AS (
   SELECT DISTINCT endpoint, account, object_kind, object_id FROM due WHERE object_id IS NOT NULL
 ), mates AS (
-  SELECT m.id FROM about a JOIN webhook_events m
-    ON m.endpoint = a.endpoint AND m.object_kind = a.object_kind AND m.object_id = a.object_id AND m.account = a.account
-  WHERE m.state = {state} AND m.due_at <= {now} LIMIT :mates
+  SELECT m.id FROM about a JOIN webhook_events m ON m.id IN ("""
+    + _MATES
+    + """ LIMIT :mates)
 )
 UPDATE webhook_events AS e SET state = 'applying', claim_no = :claim_no, claimed_at = {now}, due_at = :lease_ends,
   attempts = attempts + 1

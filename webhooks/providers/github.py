@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from .. import jsontext
-from ..errors import ApiRefused, NotFetchable, Unreadable
+from ..errors import ApiRefused, NotFetchable, RetryLater, Unreadable
 from ..provider import (
     Api,
     ApiSpec,
     Change,
     Envelope,
+    Headers,
     Health,
     Json,
     LogEntry,
@@ -32,6 +34,7 @@ from ..provider import (
     as_text,
     dig,
     instant,
+    listed,
     path_segment,
 )
 from ..signatures import HmacBody
@@ -58,6 +61,8 @@ _FULL_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", re.ASCII)
 
 def parse(request: Request) -> list[Envelope]:
     event = request.headers.get("X-GitHub-Event", "").strip()
+    if not event:
+        raise Unreadable("a GitHub delivery names its event in X-GitHub-Event")
     body = _payload(request)
     action = as_text(body.get("action"))
     key = request.headers.get("X-GitHub-Delivery", "").strip()
@@ -96,7 +101,7 @@ def _object(event: str, body: Mapping[str, Any]) -> tuple[ObjectRef | None, Json
         key, field, path = OBJECTS[event]
         snapshot, number = body.get(key), as_text(dig(body.get(key), field))
         id_ = as_text(dig(snapshot, "id")) or (f"{repository}/{number}" if number else "")
-        where = base + path.format(quote(number, safe="")) if base and number else ""
+        where = base + path.format(number) if base and _is_number(number) else ""
         return (ObjectRef(KINDS.get(event, key), id_, where) if id_ else None), snapshot
     if event in {"push", "create", "delete"}:
         name = as_text(body.get("ref"))
@@ -105,16 +110,17 @@ def _object(event: str, body: Mapping[str, Any]) -> tuple[ObjectRef | None, Json
         where = f"{base}/git/ref/{quote(full.removeprefix('refs/'))}" if base else ""
         snapshot = {"ref": full, "object": {"sha": body.get("after")}} if event == "push" else None
         return (ObjectRef("ref", f"{repository}:{full}", where) if name and repository else None), snapshot
-    if event == "repository" and repository:
-        return ObjectRef("repository", repository, f"/repositories/{path_segment(repository)}"), body.get(
-            "repository"
-        )
+    if event == "repository" and _is_number(repository):
+        return ObjectRef("repository", repository, f"/repositories/{repository}"), body["repository"]
     installation = as_text(dig(body, "installation", "id"))
-    if event == "installation" and installation:
-        return ObjectRef("installation", installation, f"/app/installations/{installation}"), body[
-            "installation"
-        ]
+    if event == "installation" and _is_number(installation):
+        ref = ObjectRef("installation", installation, f"/app/installations/{installation}")
+        return ref, body["installation"]
     return None, None
+
+
+def _is_number(id_: str) -> bool:
+    return id_.isascii() and id_.isdigit() and len(id_) <= 20
 
 
 def _repository_path(body: Mapping[str, Any]) -> str:
@@ -136,7 +142,10 @@ def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind == "installation" and not api.settings.get("app_jwt"):
         raise NotFetchable("GitHub: an installation is only shown to its app; set `app_jwt`")
     # Also answers for a renamed repository or a transferred issue: the API redirects, and we follow within its host.
-    return api.find(ref.path)
+    found = api.find(ref.path)
+    # A transferred issue goes on under another id, and a name that was given up may be another repository's by now.
+    other = _is_number(ref.id) and as_text(dig(found, "id")) not in {ref.id, ""}
+    return None if other else found
 
 
 def version(ref: ObjectRef, data: Json) -> Version | None:
@@ -180,29 +189,47 @@ def _repositories(api: Api) -> list[str]:
 
 
 def _updated_since(api: Api, path: str, since: datetime, **params: Any) -> Iterator[dict[str, Any]]:
-    """Walk by time and not by page number: an item that changes meanwhile moves to the end and would shift the pages."""
-    seen: set[str] = set()
-    cursor, page = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), 1
+    """Walk by time and not by page number: an item that changes meanwhile moves to the end and would shift the pages.
+
+    Only where one second holds more than a page, pages are counted; that second is walked again until it brings nothing
+    new, since one that left it would have shifted another one over the edge.
+    """
+    cursor, page, new = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), 1, False
+    seen: set[tuple[str, str]] = set()
+    keys: list[tuple[str, str]] = []
     while True:
-        items = api.get(
+        found = api.get(
             path, sort="updated", direction="asc", since=cursor, per_page=PAGE, page=page, **params
         )
-        yield from (item for item in items if as_text(item.get("id")) not in seen)
-        if len(items) < PAGE:
+        items, before = listed(found), keys
+        keys = [(as_text(item.get("id")), as_text(item.get("updated_at"))) for item in items]
+        if page > 1 and items and keys == before:
+            raise RetryLater("GitHub's pages go in a circle")
+        fresh = [item for item, key in zip(items, keys, strict=True) if key not in seen]
+        yield from fresh
+        seen.update(keys)
+        new = new or bool(fresh)
+        if len(items) == PAGE and keys[-1][1] == cursor:
+            page += 1
+        elif page > 1 and new:
+            page, new = 1, False
+        elif len(items) < PAGE:
             return
-        last = as_text(items[-1].get("updated_at"))
-        if last == cursor:
-            page += 1  # more than a page within one second
         else:
-            cursor, page, seen = last, 1, {as_text(item.get("id")) for item in items}
+            cursor, page, new, seen = keys[-1][1], 1, False, set(keys)
 
 
 def _pulls_since(api: Api, base: str, since: datetime) -> Iterator[dict[str, Any]]:
     page = 1
+    items: list[dict[str, Any]] = []
     while True:
-        items = api.get(
+        before = items
+        found = api.get(
             f"{base}/pulls", state="all", sort="updated", direction="desc", per_page=PAGE, page=page
         )
+        items = listed(found)
+        if items and items == before:
+            raise RetryLater("GitHub's pages go in a circle")
         recent = [item for item in items if (_updated(item) or since) >= since]
         yield from recent
         if len(items) < PAGE or len(recent) < len(items):
@@ -225,15 +252,17 @@ def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
 
 def _read(api: Api, hook: str, id_: str) -> list[Envelope]:
     logged = api.get(f"{hook}/deliveries/{path_segment(id_)}")
-    headers = {name: as_text(value) for name, value in (dig(logged, "request", "headers") or {}).items()}
+    sent = dig(logged, "request", "headers")
+    headers = {name: as_text(value) for name, value in sent.items()} if isinstance(sent, dict) else {}
     # The payload is logged decoded, whatever content type it was sent with.
-    headers["Content-Type"] = "application/json"
-    return parse(Request("POST", "", headers, jsontext.dumps(dig(logged, "request", "payload"))))
+    headers = dict(Headers({**headers, "Content-Type": "application/json"}))
+    request = Request("POST", "", headers, jsontext.dumps(dig(logged, "request", "payload")))
+    return [replace(envelope, request=request) for envelope in parse(request)]
 
 
 def _deliveries(api: Api, hook: str, since: datetime) -> Iterator[dict[str, Any]]:
     for page in api.pages(f"{hook}/deliveries", per_page=PAGE):
-        for item in page:
+        for item in listed(page):
             if (instant(item.get("delivered_at")) or since) < since:
                 return
             yield item
@@ -274,7 +303,7 @@ def endpoint_health(api: Api) -> Health:
     except NotFetchable as reason:
         return Health("unknown", str(reason))
     if hook == "/app/hook":
-        return _health_of(next(iter(api.pages(f"{hook}/deliveries", per_page=PAGE)), []))
+        return _health_of(listed(next(iter(api.pages(f"{hook}/deliveries", per_page=PAGE)))))
     try:
         found = api.find(hook)
     except ApiRefused as refusal:

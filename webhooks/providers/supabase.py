@@ -11,6 +11,7 @@ from typing import Any
 from .. import jsontext
 from ..errors import NotFetchable, Unreadable
 from ..provider import (
+    Answers,
     Api,
     ApiSpec,
     Change,
@@ -44,6 +45,22 @@ SHAPES: Mapping[str, tuple[str, ...]] = {
 
 DECISIONS = frozenset({"mfa-verification", "password-verification"})
 """Their bodies repeat word for word: the same user, and whether the code was right."""
+
+TOKEN = "customize-access-token"  # noqa: S105 - the name of a hook
+
+CLAIMS: Mapping[str, Any] = {
+    "aud": (str, list),
+    "exp": int,
+    "iat": int,
+    "sub": str,
+    "email": str,
+    "phone": str,
+    "role": str,
+    "aal": str,
+    "session_id": str,
+    "is_anonymous": bool,
+}
+"""The claims that a token must have (supabase/auth v2.196.0, internal/hooks/v0hooks/v0hooks.go, MinimumViableTokenSchema)."""
 
 ALL_USERS = 1000
 """The most that one page may hold."""
@@ -105,27 +122,45 @@ def _key(type_: str, event: Mapping[str, Any], request: Request) -> str:
 
 
 def reply(request: Request) -> Reply:
-    """What changes nothing: sign-ups are allowed, tokens keep their claims, decisions stand.
-
-    A refusal is never an HTTP status. Auth answers 500 to the user for a 400 and throws our message away; only 200 with
-    `{"error": {"http_code": …, "message": …}}` and a message that is not empty refuses.
-    """
+    """What changes nothing: sign-ups are allowed, tokens keep their claims, decisions stand."""
     try:
-        event = request.document
-        hook = _hook(event)
+        return say(parse(request)[0], None)
     except Unreadable:
         return _json({})
-    if hook in DECISIONS:
-        return _json({"decision": "continue"})
-    if hook == "customize-access-token":
-        # All claims must come back: what is left out is missing from the token, and the sign-in fails.
-        return _json({"claims": event.get("claims")})
-    return _json({})
 
 
 def _json(answer: Json) -> Reply:
     # 200 without this content type is an error to Auth.
     return Reply(200, jsontext.dumps(answer).decode(), "application/json")
+
+
+def say(envelope: Envelope, answer: Any) -> Reply:
+    """The app's answer: `{"claims": {…}}` for tokens, `{"decision": …}` for decisions, `{}` for all others.
+
+    204 is none: Auth takes it for missing claims, and the sign-in fails.
+    """
+    if answer is None:
+        if envelope.type in DECISIONS:
+            return _json({"decision": "continue"})
+        # All claims must come back: what is left out is missing from the token, and the sign-in fails.
+        return _json({"claims": dig(envelope.data, "claims")} if envelope.type == TOKEN else {})
+    if not isinstance(answer, dict):
+        raise ValueError("an answer to a Supabase hook is a dict, or None for whatever changes nothing")
+    if "error" in answer:
+        raise ValueError("to refuse, raise Refuse(message); an error without a message would be consent")
+    if envelope.type in DECISIONS and answer.get("decision") not in {"continue", "reject"}:
+        raise ValueError(
+            "the decision is 'continue' or 'reject'; anything else would be taken for 'continue'"
+        )
+    return _json(answer)
+
+
+def refuse(envelope: Envelope, message: str, http_status: int) -> Reply:
+    # Never an HTTP status: for a 400 Auth answers the user 500, and our message is lost. Decisions have their own no,
+    # which for `mfa-verification` also ends all sessions of the user.
+    if envelope.type in DECISIONS:
+        return _json({"decision": "reject", "message": message})
+    return _json({"error": {"http_code": http_status, "message": message}})
 
 
 def fetch(api: Api, ref: ObjectRef) -> Json | None:
@@ -232,6 +267,16 @@ def sample(wanted: Sample) -> Request:
     return Request("POST", "", {"Content-Type": "application/json"}, jsontext.dumps(body))
 
 
+HOOKS = (
+    "before-user-created",
+    "after-user-created",
+    "send-sms",
+    "send-email",
+    TOKEN,
+    "mfa-verification",
+    "password-verification",
+)
+
 SOURCE = "https://github.com/supabase/auth/blob/v2.196.0/internal/hooks/hookshttp/hookshttp.go"
 
 provider = Provider(
@@ -270,14 +315,14 @@ provider = Provider(
             "https://github.com/supabase/auth/blob/v2.196.0/internal/hooks/v0hooks/v0hooks.go",
         ),
     },
-    sample=sample,
-    sample_types=(
-        "before-user-created",
-        "after-user-created",
-        "send-sms",
-        "send-email",
-        "customize-access-token",
-        "mfa-verification",
-        "password-verification",
+    answers=Answers(
+        types=HOOKS,
+        say=say,
+        refuse=refuse,
+        fields={TOKEN: {"claims": CLAIMS}},
+        max_size=20_000,  # the documented limit; the code of v2.196.0 takes 200 KiB
+        source=SOURCE,
     ),
+    sample=sample,
+    sample_types=HOOKS,
 )

@@ -109,4 +109,4 @@ def _key(handler: Handler, current: Json) -> str | None:
 
 
 def _key_of(handler: Handler, current: Any) -> str:
-    return handler.key(current, current)
+    return handler.keys(current, current)[-1][1]

@@ -9,8 +9,9 @@ from itertools import islice
 from typing import Any
 
 from ..api import Apis, HttpApi
+from ..apply import summary
 from ..endpoints import Endpoint
-from ..errors import ConfigError, Unreadable
+from ..errors import ApiRefused, ConfigError, RetryLater
 from ..inbox import Arrival, Inbox, arrival
 from ..inbox.marks import Marks
 from ..inbox.rows import stored_key
@@ -129,7 +130,8 @@ class Recovering:
             if key in missing
             for made in _read_entry(endpoint, key, entry)
         ]
-        run.healed += sum(recorded.new for recorded in self._inbox.record(arrivals))
+        recorded = self._inbox.record(arrivals)
+        run.healed += sum(r.new for r, a in zip(recorded, arrivals, strict=True) if a.state == "pending")
 
     def _redeliver(self, endpoint: Endpoint, run: Run) -> None:
         assert endpoint.provider.redeliver is not None
@@ -142,16 +144,33 @@ class Recovering:
 
 
 def _read_entry(endpoint: Endpoint, key: str, entry: LogEntry) -> list[Arrival]:
+    """An entry of the provider's log as arrivals. One that cannot be read, or is there no more, becomes a dead letter:
+    it must neither hold the others nor be passed over in silence."""
     try:
-        envelopes = entry.read()
-    except Unreadable as why:
-        # Kept as a dead letter like a delivery of it; one such entry must not end every run.
         return [
-            Arrival(
-                endpoint.name, key, origin="recover", state="dead", outcome="unreadable", error=str(why)[:500]
-            )
+            arrival(endpoint.name, endpoint.provider, e, e.request, origin="recover") for e in entry.read()
         ]
-    return [arrival(endpoint.name, endpoint.provider, e, e.request, origin="recover") for e in envelopes]
+    except RetryLater:
+        raise
+    except ApiRefused as refusal:
+        if refusal.http_status not in {404, 410}:
+            raise
+        why = summary(refusal)
+    except Exception as error:  # noqa: BLE001 - whatever the entry holds
+        why = summary(error)
+    log.warning("%s: an entry of the provider's log cannot be read: %s", endpoint.name, why)
+    # Under a key of its own: a delivery of the event may still come, and bring what can be read.
+    return [
+        Arrival(
+            endpoint.name,
+            stored_key(f"recover:{key}"),
+            origin="recover",
+            occurred_at=entry.occurred_at,
+            state="dead",
+            outcome="unreadable",
+            error=why,
+        )
+    ]
 
 
 def _note_undelivered(found: dict[str, Any], batch: Sequence[LogEntry]) -> None:

@@ -108,7 +108,7 @@ class Runs:
             yield run
         except NotFetchable as reason:
             run.skipped = str(reason)
-        except WebhooksError as error:
+        except Exception as error:  # noqa: BLE001 - the other endpoints have their turn whatever it is
             run.error = summary(error)
             status = getattr(error, "http_status", None)
             run.refused = status if status in {401, 403} else None

@@ -54,7 +54,7 @@ class Rows:
         yield from self._events(endpoint.name)
         yield from self._refused(endpoint.name)
         yield self._limited(endpoint.name)
-        yield self._effects(endpoint.name)
+        yield from self._effects(endpoint.name)
         yield self._twice(endpoint)
 
     def everywhere(self) -> Iterator[Finding]:
@@ -135,15 +135,19 @@ class Rows:
         detail = f"asked to wait until {until:%H:%M:%S} UTC" if until else "not asked to wait"
         return Finding(name, "rate_limited", not rows, detail, {"accounts": [row.account for row in rows]})
 
-    def _effects(self, name: str) -> Finding:
-        f, e = self._inbox.tables.effects, self._inbox.tables.events
-        number = self._one(
-            select(func.count())
-            .select_from(f.join(e, e.c.id == f.c.event_id))
-            .where(f.c.state == "unknown", e.c.endpoint == name)
-        )[0]
-        detail = f"{number} effects were started and have no end"
-        return Finding(name, "unknown_effect", number == 0, detail, {"unknown": number})
+    def _effects(self, name: str) -> Iterator[Finding]:
+        """What only a person can settle; nobody else will."""
+        c = self._inbox.tables.effects.c
+        # An unknown effect that is due has a lookup, which may settle it yet.
+        left = (c.state == "dead") | ((c.state == "unknown") & c.due_at.is_(None))
+        # What the app promised outside of a handler is nobody's: every endpoint tells of it.
+        counted = select(c.state, func.count()).where(c.endpoint.in_([name, ""]), left).group_by(c.state)
+        with self._inbox.engine.connect() as connection:
+            numbers: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted)}
+        for kind, state in (("effects", "dead"), ("unknown_effect", "unknown")):
+            number = numbers.get(state, 0)
+            detail = f"effects: {f'{number} {state}' if number else 'none is left'}"
+            yield Finding(name, kind, number == 0, detail, {state: number} if number else {})
 
     def _twice(self, endpoint: Endpoint) -> Finding:
         """Events that two secrets have verified, or that came to another endpoint of ours as well."""

@@ -340,7 +340,10 @@ class Simulator:
             return Answer(
                 429, {"error": {"code": "rate_limit", "message": "slow down"}}, {"Retry-After": "1"}
             )
-        answer = self.service.answer(self.world, call)
+        try:
+            answer = self.service.answer(self.world, call)
+        except ValueError:  # a parameter that is none
+            answer = Answer(400, {"error": {"code": "parameter_invalid", "message": "simulated"}})
         self.before_reply(call, answer)
         return answer
 
