@@ -49,7 +49,11 @@ class Endpoint:
     max_body: int = MAX_BODY
     max_attempts: int = 15
     livemode: bool | None = None
-    late: Literal["run", "skip"] = "run"
+    late: Literal["run", "skip", "ask"] = "run"
+    max_silence: timedelta | None = None
+    """Longer without a delivery is an issue, whatever the provider says; None: only what it has and we lack is."""
+    api_rate: float | None = None
+    """Calls of the provider's API per second, instead of what its documentation says."""
 
     @property
     def fetches(self) -> bool:
@@ -148,7 +152,9 @@ class _EndpointSchema(Schema):
     max_attempts = fields.Integer(validate=validate.Range(min=1, max=1000))
     livemode = fields.Boolean()
     tolerance = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(seconds=1)))
-    late = fields.String(validate=validate.OneOf(["run", "skip"]))
+    late = fields.String(validate=validate.OneOf(["run", "skip", "ask"]))
+    max_silence = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(minutes=1)))
+    api_rate = fields.Float(validate=validate.Range(min=0, min_inclusive=False))
 
 
 _OPTIONS = frozenset(_EndpointSchema().fields)

@@ -11,6 +11,7 @@ WebhooksError
 ├── NotFetchable           no fetch for this kind; the event's own data is applied
 ├── RetryLater             the event is postponed
 │   ├── RateLimited        postponed, and the attempt is not counted
+│   ├── OverBudget         postponed, and the attempt is not counted: others go first
 │   └── NotVisibleYet      postponed, and the attempt is not counted
 ├── GiveUp                 the event is a dead letter at once
 │   └── ApiRefused         the provider refuses our credentials or our request
@@ -32,6 +33,7 @@ __all__ = [
     "InboxUnavailable",
     "NotFetchable",
     "NotVisibleYet",
+    "OverBudget",
     "RateLimited",
     "Refuse",
     "RequestError",
@@ -116,6 +118,13 @@ class RetryLater(WebhooksError):
 
 class RateLimited(RetryLater):
     """The provider's API told us to slow down; `after` is the provider's own hint."""
+
+    outcome = "rate_limited"
+    counts = False
+
+
+class OverBudget(RetryLater):
+    """What is left of the account's calls is kept for what is more urgent. Nobody else has to wait for that."""
 
     outcome = "rate_limited"
     counts = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +16,10 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from . import endpoints as _endpoints
+from .alerts import AppriseTeller
 from .answers import Desk
 from .api import Apis
+from .api.budget import Budget
 from .apply import Applier, Copy, Running, ensure_fresh, refuse_commit, refuse_second_connection
 from .effects import KEY_LIFETIME, LOOKUP_AFTER, MAX_ATTEMPTS, Effect, Effects, Outbox, idempotency_key
 from .effects import LEASE as CALL_LEASE
@@ -26,6 +28,7 @@ from .errors import ConfigError
 from .front import FrontDoor
 from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, texts
 from .inbox import LEASE, Inbox
+from .issues import Issue, Issues, Teller
 from .models import tables
 from .queue import EFFECTS, EFFECTS_QUEUE, Bell, broker_settings
 from .receiving import Receiver
@@ -36,6 +39,7 @@ __all__ = ["Webhooks", "celery_settings", "state"]
 
 _RECEIVER = "webhooks.receiver"
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound=Teller)
 
 
 class Webhooks:
@@ -49,6 +53,7 @@ class Webhooks:
     def __init__(self, app: Flask | None = None) -> None:
         self.handlers = Handlers()
         self.effects = Effects()
+        self._told: list[Teller] = []
         made, self._view = blueprint(lambda: _receiver(current_app))
         self.blueprint: Blueprint = made
         """POST /<endpoint>; register it under whatever prefix the providers call."""
@@ -69,7 +74,8 @@ class Webhooks:
         app.config["WEBHOOKS"] = config
         found = _endpoints.read(config)
         inbox = Inbox(_engine_of(app, db), tables(db.metadata), lease=_seconds(app, "WEBHOOKS_LEASE", LEASE))
-        apis, bell = Apis(), Bell(lambda: celery_of(app))
+        apis = Apis(budget=Budget(inbox._engine, inbox.tables))
+        bell = Bell(lambda: celery_of(app))
         applier = Applier(inbox, found, self.handlers, apis, bell, _scope_of(app, db))
         effects_bell = Bell(lambda: celery_of(app), task=EFFECTS, queue=EFFECTS_QUEUE)
         outbox = Outbox(inbox, lease=_seconds(app, "WEBHOOKS_EFFECT_LEASE", CALL_LEASE))
@@ -77,7 +83,10 @@ class Webhooks:
         desk = Desk(inbox, found, self.handlers, bell, _scope_of(app, db))
         receiver = Receiver(found, inbox, bell, applier, desk)
         app.extensions[_RECEIVER] = receiver
-        app.extensions[EXTENSION] = State(app, db, found, self.handlers, inbox, apis, bell, applier, caller)
+        issues = Issues(inbox, _tellers(app, self._told))
+        app.extensions[EXTENSION] = State(
+            app, db, found, self.handlers, inbox, apis, bell, applier, caller, issues
+        )
         event.listen(db.session, "before_commit", refuse_commit)
         event.listen(db.session, "after_transaction_end", _ring_after(effects_bell))
 
@@ -89,6 +98,14 @@ class Webhooks:
             app.wsgi_app = FrontDoor(  # type: ignore[method-assign]
                 app.wsgi_app, lambda: _receiver(app), lambda: _prefixes(app, self._view)
             )
+
+    def on_issue(self, function: T) -> T:
+        """Call `function(issue)` once when an issue opens and once when it is over, in whichever process notices.
+
+        It runs in an app context. What it raises is logged and stops nobody.
+        """
+        self._told.append(function)
+        return function
 
     # -- what the app does with events
 
@@ -302,6 +319,27 @@ def _prefixes(app: Flask, view: Callable[[str], Any]) -> tuple[str, ...]:
     ours = {name for name, function in app.view_functions.items() if function is view}
     rules = (rule.rule for rule in app.url_map.iter_rules() if rule.endpoint in ours)
     return tuple(sorted({rule.partition("<endpoint>")[0] for rule in rules}, key=len, reverse=True))
+
+
+def _tellers(app: Flask, told: Sequence[Teller]) -> list[Teller]:
+    """Who is told of issues: the addresses in WEBHOOKS_ALERTS (a list, or a function that returns one), then the app."""
+
+    def urls() -> Sequence[str]:
+        given = app.config.get("WEBHOOKS_ALERTS", ())
+        found: Any = given() if callable(given) else given
+        return [found] if isinstance(found, str) else list(found)
+
+    def tell_the_app(issue: Issue) -> None:
+        with app.app_context():
+            for function in told:
+                try:
+                    function(issue)
+                except Exception as error:  # noqa: BLE001 - one that fails must not keep the others from hearing it
+                    app.logger.warning(
+                        "on_issue: %s (%s)", getattr(function, "__name__", "?"), type(error).__name__
+                    )
+
+    return [AppriseTeller(urls), tell_the_app]
 
 
 def _receiver(app: Flask) -> Receiver:

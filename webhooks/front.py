@@ -14,7 +14,7 @@ from urllib.parse import quote
 from .endpoints import Endpoint
 from .errors import TooLarge
 from .provider import Headers, Reply, Request
-from .receiving import Receiver, refuse
+from .receiving import Receiver
 
 __all__ = ["FrontDoor"]
 
@@ -65,7 +65,7 @@ class FrontDoor:
         length = _length(environ)
         headers = Headers(_headers(environ))
         if length > endpoint.max_body:
-            return refuse(
+            return self._receiver().refused(
                 endpoint, Request(environ["REQUEST_METHOD"], _url(environ), headers, b""), TooLarge("told so")
             )
         body = environ["wsgi.input"].read(length) if length else b""

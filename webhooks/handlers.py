@@ -18,16 +18,24 @@ from .jsontext import Json
 from .models import stored_key
 from .provider import Provider, as_text, dig
 
-__all__ = ["Handler", "Handlers", "Key", "Late", "OnError", "checked"]
+__all__ = ["HEALS", "Handler", "Handlers", "Key", "Late", "OnError", "checked", "late_type"]
 
 KNOWN = 10_000
 """Answers that are remembered; types come from outside, and must not fill the memory."""
 
-Late = Literal["run", "skip"]
+Late = Literal["run", "skip", "ask"]
 OnError = Literal["allow", "refuse"]
 Key = str | Callable[[Any], Any]
 """Where a business key is: a path in the object, or a function of it."""
 Schemas = type[Schema] | Schema | None
+
+HEALS = "reconcile."
+"""What the types of events begin with that reconciliation made: `reconcile.customer`, `reconcile.late.fulfil-order`."""
+
+
+def late_type(flow: str) -> str:
+    """The type of the event that decides this flow late."""
+    return f"{HEALS}late.{flow}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +57,8 @@ class Handler:
     when: Callable[[Any], bool] | None = field(default=None, repr=False)
     schema: Schemas = field(default=None, repr=False)
     late: Late | None = None
-    """What to do with an event that reconciliation made, not the provider: None asks the endpoint."""
+    """What to do with a flow that reconciliation finds undecided, where no event of the provider's will decide it any
+    more: None asks the endpoint."""
     on_error: OnError | None = None
     """What an `answer` handler says when it cannot say anything."""
     within: timedelta | None = None
@@ -65,7 +74,12 @@ class Handler:
         return self.source in {endpoint.name, endpoint.provider.name}
 
     def wants(self, type_: str) -> bool:
-        """Whether an `on` handler is for events of this type; `*` and `?` stand for any text and any character."""
+        """Whether an `on` handler is for events of this type; `*` and `?` stand for any text and any character.
+
+        Events that reconciliation made are no occasions, so no pattern matches them: only the flow that they are for.
+        """
+        if type_.startswith(HEALS):
+            return type_ in self.types or (self.flow is not None and type_ == late_type(self.flow))
         return any(type_ == wanted or fnmatchcase(type_, wanted) for wanted in self.types)
 
     def keys(self, thing: Json, data: Json) -> list[tuple[str, str]]:
@@ -192,6 +206,10 @@ class Handlers:
             if len(self._found) < KNOWN:
                 self._found[endpoint.name, verb, name] = found
         return found
+
+    def flows_for(self, endpoint: Endpoint) -> list[Handler]:
+        """The handlers of this endpoint that decide a flow."""
+        return [h for h in self._handlers if h.verb == "on" and h.flow is not None and h.is_for(endpoint)]
 
     def answerer(self, endpoint: Endpoint, type_: str) -> Handler | None:
         """The `answer` handler for events of this type; one for the endpoint goes before one for its provider."""

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    Float,
     Index,
     Integer,
     LargeBinary,
@@ -55,7 +56,9 @@ OUTCOMES = {
     "unreadable": "Signed, but not what the provider documents; look at the body, then redrive it.",
     "answered": "It was answered within the request, and nothing else wants it. Nothing to do.",
     "paused": "The endpoint is paused; resume it.",
-    "healed": "Reconciliation found a difference, and this event mended it. See the run for its cause.",
+    "healed": "Reconciliation found a difference, and this event mended it. See `flask webhooks drift` for its cause.",
+    "late": "Reconciliation found that this flow was never decided, and its `late` policy is `ask`: redrive the event to run "
+    "it now, or leave it.",
 }
 """Every event can say why it did what it did: outcome → what to do."""
 
@@ -81,6 +84,8 @@ class Tables:
     runs: Table
     issues: Table
     rejections: Table
+    marks: Table
+    budgets: Table
 
 
 def stored_key(text: str) -> str:
@@ -190,7 +195,18 @@ def _define(metadata: MetaData) -> Tables:
         Column("data", JSON(none_as_null=True)),
         Column("deleted_at", _Instant),
         Column("checked_at", _Instant, nullable=False),
+        # Its state is final, so that it is not read again every hour; None: nobody has looked.
+        Column("settled", Boolean),
+        # A full listing did not show it; whether it is gone, only a fetch can tell.
+        Column("unlisted_at", _Instant),
         PrimaryKeyConstraint("endpoint", "account", "kind", "id", name="pk_webhook_objects"),
+        Index(
+            "ix_webhook_objects_unlisted",
+            "endpoint",
+            "unlisted_at",
+            postgresql_where=text("unlisted_at IS NOT NULL"),
+            sqlite_where=text("unlisted_at IS NOT NULL"),
+        ),
     )
     effects = Table(
         "webhook_effects",
@@ -263,11 +279,14 @@ def _define(metadata: MetaData) -> Tables:
         Column("since", _Instant),
         Column("started_at", _Instant, nullable=False),
         Column("finished_at", _Instant),
+        # Everything before it has been read by this run or an earlier one; None: this run says nothing about that.
+        Column("reached", _Instant),
         Column("expires_at", _Instant, nullable=False),
         Column("seen", Integer, nullable=False),
         Column("missed", Integer, nullable=False),
         Column("healed", Integer, nullable=False),
         Column("causes", JSON),
+        Column("report", JSON),
         Column("error", Text),
         Index("ix_webhook_runs_endpoint_task_started_at", "endpoint", "task", "started_at"),
         Index(
@@ -291,7 +310,9 @@ def _define(metadata: MetaData) -> Tables:
         Column("opened_at", _Instant, nullable=False),
         Column("closed_at", _Instant),
         Column("evidence", JSON, nullable=False),
+        # When people were told that it opened, and that it is over.
         Column("notified_at", _Instant),
+        Column("over_notified_at", _Instant),
         Index(
             "uq_webhook_issues_open",
             "endpoint",
@@ -316,6 +337,28 @@ def _define(metadata: MetaData) -> Tables:
         Index("ix_webhook_rejections_endpoint_received_at", "endpoint", "received_at"),
         sqlite_autoincrement=True,
     )
+    marks = Table(
+        # What the next run must know: how far a sweep has come, when beat was last heard, how often a check was bad.
+        "webhook_marks",
+        metadata,
+        Column("endpoint", String(63), nullable=False),
+        key("name"),
+        Column("value", JSON, nullable=False),
+        Column("at", _Instant, nullable=False),
+        PrimaryKeyConstraint("endpoint", "name", name="pk_webhook_marks"),
+    )
+    budgets = Table(
+        # How many calls an account at a provider has left, for all workers together.
+        "webhook_budgets",
+        metadata,
+        key("account"),
+        Column("spent", Float, nullable=False),
+        Column("since", _Instant, nullable=False),
+        Column("share", Float),
+        Column("share_until", _Instant),
+        Column("blocked_until", _Instant),
+        PrimaryKeyConstraint("account", name="pk_webhook_budgets"),
+    )
     return Tables(
         events,
         bodies,
@@ -329,4 +372,6 @@ def _define(metadata: MetaData) -> Tables:
         runs,
         issues,
         rejections,
+        marks,
+        budgets,
     )

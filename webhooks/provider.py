@@ -29,11 +29,13 @@ __all__ = [
     "ObjectRef",
     "Policy",
     "Provider",
+    "Rate",
     "Redelivery",
     "Reply",
     "Request",
     "Sample",
     "Signature",
+    "Subscription",
     "Version",
     "as_text",
     "body_key",
@@ -218,6 +220,29 @@ class Health:
 
 
 @dataclass(frozen=True)
+class Subscription:
+    """One endpoint that the provider knows: where it sends what."""
+
+    id: str
+    url: str
+    enabled: bool = True
+    types: tuple[str, ...] = ()
+    """What it is subscribed to, in the terms of `Envelope.type`, `*` standing for any text; empty: it does not say."""
+    api_version: str = ""
+    ours: bool | None = None
+    """Whether it is the one that our settings name; None: they name none."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How many calls of its API a provider allows in a time, of all who use the account together."""
+
+    calls: int
+    per: timedelta
+    source: str
+
+
+@dataclass(frozen=True)
 class Change:
     """One object of a listing: it may have changed since."""
 
@@ -261,6 +286,8 @@ class ApiSpec:
     base_url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     basic: tuple[str, str] | None = None
+    rate: Rate | None = None
+    """None: the documentation does not say; then only the answers tell."""
     under: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     bases: Mapping[str, str] = field(default_factory=dict)
 
@@ -287,6 +314,11 @@ class Api(Protocol):
 
     def post(self, path: str, json: Json = None, **params: Any) -> Json:
         """Send JSON, return the decoded answer."""
+
+    def send(
+        self, method: str, path: str, json: Json = None, *, form: Mapping[str, str] | None = None
+    ) -> Json:
+        """Any other request, with JSON or a form; the decoded answer."""
 
     def graphql(self, path: str, query: str, **variables: Any) -> Json:
         """The `data` of a GraphQL answer; throttling raises RateLimited, errors ApiRefused."""
@@ -383,11 +415,21 @@ class Provider:
     """Comparable over one object's life; None where the provider has none."""
     list_changed: Callable[[Api, datetime], Iterator[Change]] | None = None
     """Objects that changed since; the docstring says what it misses."""
+    final: Mapping[str, Callable[[Json], bool]] = field(default_factory=dict)
+    """Kind → whether such an object is in its last state. Given for kinds whose lists know only creation: our copies that
+    are not in their last state are read again, by their ids."""
     list_events: Callable[[Api, datetime], Iterator[LogEntry]] | None = None
     """The provider's own log of events or deliveries since."""
+    list_events_between: Callable[[Api, datetime, datetime], Iterator[LogEntry]] | None = None
+    """The same log from one instant until another, where the API can be asked for that: long gaps are then read in
+    pieces, and a run that was killed goes on where it was."""
     redeliver: Callable[[Api, datetime], Iterator[Redelivery]] | None = None
     """Ask the provider to send again what it failed to deliver since."""
     endpoint_health: Callable[[Api], Health] | None = None
+    subscriptions: Callable[[Api], list[Subscription]] | None = None
+    """Every endpoint that this account has at the provider, others' too."""
+    enable: Callable[[Api], None] | None = None
+    """Have the provider send to our endpoint again. Only ever called when a person asks for it."""
     authoritative: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     """Flow → (the event types that should decide it, the page that says so)."""
     companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

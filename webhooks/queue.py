@@ -16,9 +16,11 @@ from kombu import Queue
 
 __all__ = [
     "APPLY",
+    "AUDIT",
     "CHECK",
     "EFFECTS",
     "EFFECTS_QUEUE",
+    "FULL_SWEEP",
     "PURGE",
     "QUEUE",
     "RECONCILE",
@@ -35,6 +37,8 @@ SWEEP = "webhooks.sweep"
 RECOVER = "webhooks.recover"
 CHECK = "webhooks.check"
 RECONCILE = "webhooks.reconcile"
+FULL_SWEEP = "webhooks.full_sweep"
+AUDIT = "webhooks.audit"
 PURGE = "webhooks.purge"
 
 QUEUE = "webhooks"
@@ -42,7 +46,7 @@ QUEUE = "webhooks"
 EFFECTS_QUEUE = "webhooks-effects"
 """Side effects: as slow as those whom they call, and never in the way of a doorbell."""
 SLOW_QUEUE = "webhooks-slow"
-"""Recover, reconcile, check, purge: long, and never in the way of a doorbell."""
+"""Recover, reconcile, full sweep, audit, check, purge: long, and never in the way of a doorbell."""
 
 QUIET = timedelta(milliseconds=50)
 """A process rings at most so often; a worker that was rung for applies whatever came meanwhile."""
@@ -129,6 +133,17 @@ class Bell:
         except Exception as error:  # noqa: BLE001 - whatever a broker raises; never its text, which may hold the URL
             return f"the broker cannot be reached ({type(error).__name__})"
         return None
+
+    def workers(self) -> int | None:
+        """How many workers answer within a second; None: this broker has no way to ask them."""
+        celery = self._celery()
+        if celery is None or str(celery.conf.get("broker_url") or "").startswith(("filesystem", "memory")):
+            return None
+        try:
+            return len(celery.control.ping(timeout=1.0) or [])
+        except Exception as error:  # noqa: BLE001 - whatever a broker raises
+            log.info("workers cannot be asked (%s)", type(error).__name__)
+            return None
 
     def _plan(self, wait: float) -> None:
         with self._lock:

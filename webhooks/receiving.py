@@ -13,9 +13,10 @@ from .apply import Applier, summary
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
 from .inbox import Arrival, Inbox, arrival, unreadable
+from .inbox.rejections import Refusal, Rejections
 from .provider import Envelope, Reply, Request
 from .queue import Bell
-from .signatures import fingerprint
+from .signatures import fingerprint, is_probe
 
 __all__ = ["Receiver", "refuse"]
 
@@ -36,24 +37,30 @@ class Receiver:
         self._bell = bell
         self._applier = applier
         self._desk = desk
+        self._rejections = Rejections(inbox)
 
     def respond(self, endpoint: Endpoint, delivery: Request) -> Reply:
         """`receive`, with its errors as what the provider gets to read; never says why, and never raises them."""
         try:
             return self.receive(endpoint, delivery)
         except RequestError as refused:
-            return refuse(endpoint, delivery, refused)
+            return self.refused(endpoint, delivery, refused)
         except InboxUnavailable as error:
             log.error("%s: a delivery could not be recorded (%s)", endpoint.name, error)
             return Reply(
                 503, "try again later\n", headers={"Retry-After": str(int(RETRY_AFTER.total_seconds()))}
             )
 
+    def refused(self, endpoint: Endpoint, delivery: Request, refused: RequestError) -> Reply:
+        """The answer to a refused delivery; it is logged, and noted as far as there are not too many."""
+        self._rejections.note(endpoint.name, _refusal(delivery, refused))
+        return refuse(endpoint, delivery, refused)
+
     def receive(self, endpoint: Endpoint, delivery: Request) -> Reply:
         """Verify and record a delivery; return what the provider should get to read.
 
         200: recorded, for the first time or again; also what nobody can read (a dead letter) and what nobody wants.
-        Where an `answer` handler decides, its answer, whatever becomes of the record.
+        204: our own probe, of which nothing is kept. Where an `answer` handler decides, its answer, whatever becomes of the record.
         Raises SignatureError (401), TooLarge (413), Unsupported (415), InboxUnavailable (503, with Retry-After).
         """
         started = time.monotonic()
@@ -63,7 +70,10 @@ class Receiver:
             raise Unsupported("no provider compresses")
         if len(delivery.body) > endpoint.max_body:
             raise TooLarge(f"{len(delivery.body)} bytes")
-        secret = fingerprint(provider.signature.verify(delivery, endpoint.secrets, datetime.now(UTC)))
+        signed_by = provider.signature.verify(delivery, endpoint.secrets, datetime.now(UTC))
+        if is_probe(delivery, signed_by):
+            return Reply(204)
+        secret = fingerprint(signed_by)
         arrivals, envelopes = self._arrivals(endpoint, delivery, secret)
         answerer = self._desk.answerer(endpoint, envelopes)
         if answerer is not None:
@@ -111,6 +121,19 @@ class Receiver:
             self._applier.apply_now(ids, deadline=deadline)
         except Exception as error:  # noqa: BLE001 - it is recorded; a worker or the sweep takes it from here
             log.warning("%s: not applied within the request (%s)", endpoint.name, type(error).__name__)
+
+
+def _refusal(delivery: Request, refused: RequestError) -> Refusal:
+    length = delivery.headers.get("Content-Length", "")
+    return Refusal(
+        refused.reason if isinstance(refused, SignatureError) else REASONS[type(refused)],
+        int(length) if length.isascii() and length.isdigit() and len(length) < 16 else len(delivery.body),
+        hashlib.sha256(delivery.body).hexdigest(),
+        delivery.headers.get("Content-Type", "")[:80],
+    )
+
+
+REASONS: dict[type[RequestError], str] = {TooLarge: "too_large", Unsupported: "unsupported"}
 
 
 def refuse(endpoint: Endpoint, delivery: Request, refused: RequestError) -> Reply:

@@ -25,7 +25,9 @@ __all__ = [
     "fingerprint",
     "header_bytes",
     "hmac",
+    "is_probe",
     "matching",
+    "probe_headers",
     "require_match",
     "require_recent",
     "standard_key",
@@ -109,6 +111,22 @@ def require_recent(seconds: float, now: datetime | float, tolerance: timedelta |
 def fingerprint(secret: str) -> str:
     """A short name for a secret that tells two apart and gives neither away."""
     return hashlib.sha256(b"webhook secret\0" + secret.encode()).hexdigest()[:12]
+
+
+PROBE = "Webhook-Inbox-Probe"
+
+
+def probe_headers(request: Request, secret: str) -> dict[str, str]:
+    """The header that makes a signed delivery a probe of ours. Only who has the secret can make it, for this body alone."""
+    return {PROBE: hmac(secret.encode(), b"webhook inbox probe\0", request.body).hex()}
+
+
+def is_probe(request: Request, secret: str) -> bool:
+    """Whether a verified delivery is our own probe: it says that the way to the door and the secret are right."""
+    given = request.headers.get(PROBE)
+    return given is not None and require_match(
+        [given.encode("latin-1", "replace")], probe_headers(request, secret)[PROBE].encode()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

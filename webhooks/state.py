@@ -11,6 +11,7 @@ from .effects import Caller, Outbox
 from .endpoints import Endpoints
 from .handlers import Handlers
 from .inbox import Inbox
+from .issues import Issues
 from .models import Tables
 from .queue import Bell
 from .reconcile import KEEP_EVENTS, Reconciler
@@ -36,6 +37,7 @@ class State:
     bell: Bell
     applier: Applier
     caller: Caller
+    issues: Issues
     _checked: bool = field(default=False, repr=False)
 
     @property
@@ -48,11 +50,11 @@ class State:
 
     @property
     def reconciler(self) -> Reconciler:
-        return Reconciler(self.inbox, self.endpoints, self.apis, self.bell, self.applier)
+        return Reconciler(self.inbox, self.endpoints, self.apis, self.bell, self.applier, self.issues)
 
     @property
     def watch(self) -> Watch:
-        return Watch(self.inbox, self.endpoints, self.apis)
+        return Watch(self.inbox, self.endpoints, self.apis, self.handlers, self.issues)
 
     def sweep(self) -> dict[str, int]:
         """Ring for what is due; return how many events and effects that are."""

@@ -10,7 +10,7 @@ from flask import Blueprint, Flask, Response, abort, request
 
 from .errors import TooLarge
 from .provider import Headers, Request
-from .receiving import Receiver, refuse
+from .receiving import Receiver
 
 if TYPE_CHECKING:
     from werkzeug.wrappers import Request as WerkzeugRequest
@@ -44,7 +44,7 @@ def blueprint(receiver: Callable[[], Receiver]) -> tuple[Blueprint, View]:
         headers = Headers(request.headers.items())
         if (request.content_length or 0) > found.max_body:
             delivery = Request(request.method, _url(request), headers, b"")
-            reply = refuse(found, delivery, TooLarge("by its own account"))
+            reply = receiver().refused(found, delivery, TooLarge("by its own account"))
         else:
             delivery = Request(request.method, _url(request), headers, request.get_data(cache=True))
             reply = receiver().respond(found, delivery)

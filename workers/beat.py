@@ -14,6 +14,8 @@ _TASKS = {
     "recover": (queue.RECOVER, queue.SLOW_QUEUE),
     "check": (queue.CHECK, queue.SLOW_QUEUE),
     "reconcile": (queue.RECONCILE, queue.SLOW_QUEUE),
+    "full_sweep": (queue.FULL_SWEEP, queue.SLOW_QUEUE),
+    "audit": (queue.AUDIT, queue.SLOW_QUEUE),
     "purge": (queue.PURGE, queue.SLOW_QUEUE),
 }
 

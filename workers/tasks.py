@@ -25,6 +25,7 @@ def register(celery: Celery, app: Flask) -> None:
 
     @celery.task(name=queue.SWEEP, ignore_result=True)
     def sweep() -> None:
+        state(app).watch.alive()
         state(app).sweep()
 
     @celery.task(name=queue.RECOVER, ignore_result=True)
@@ -38,6 +39,14 @@ def register(celery: Celery, app: Flask) -> None:
     @celery.task(name=queue.RECONCILE, ignore_result=True)
     def reconcile() -> None:
         state(app).reconciler.reconcile_all()
+
+    @celery.task(name=queue.FULL_SWEEP, ignore_result=True)
+    def full_sweep() -> None:
+        state(app).reconciler.full_sweep_all()
+
+    @celery.task(name=queue.AUDIT, ignore_result=True)
+    def audit() -> None:
+        state(app).reconciler.audit_all()
 
     @celery.task(name=queue.PURGE, ignore_result=True)
     def purge() -> None:

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -14,16 +15,18 @@ from typing import Any
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import urllib3
+from sqlalchemy.exc import SQLAlchemyError
 from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout, make_headers, parse_url
 
 from .. import jsontext
 from ..endpoints import Endpoint
-from ..errors import ApiRefused, GiveUp, NotFetchable, RateLimited, RetryLater, Unreadable
+from ..errors import ApiRefused, GiveUp, NotFetchable, OverBudget, RateLimited, RetryLater, Unreadable
 from ..jsontext import Json
 from ..provider import as_text, dig
+from .budget import Budget, Priority
 
-__all__ = ["Apis", "HttpApi"]
+__all__ = ["Apis", "HttpApi", "Priority"]
 
 TIMEOUT = timedelta(seconds=20)
 """For one request in all; a provider that takes longer is asked again later."""
@@ -39,6 +42,19 @@ UNHINTED = timedelta(seconds=60)
 """How long to wait after a 429 or a throttling 403 that gives no hint (GitHub asks for at least a minute)."""
 
 LONGEST_HINT = timedelta(hours=1)
+
+PATIENCE = timedelta(minutes=2)
+"""Whoever is in no hurry waits so long for one call: a listing that ends half-way has to begin again."""
+
+TRIES = 5
+"""Times that such a call is made before its error counts."""
+
+SHOWN_BELOW = 0.9
+"""A share of the provider's limit that is larger than this is not worth a statement."""
+
+
+_JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded"
 
 _SECONDS = re.compile(r"[0-9]{1,11}", re.ASCII)
 _CODE = re.compile(r"[A-Za-z0-9_]{1,60}", re.ASCII)
@@ -56,18 +72,39 @@ class _Answer:
 class Apis:
     """The APIs of all endpoints: kept-alive connections of one process, and its brakes."""
 
-    def __init__(self, *, timeout: timedelta = TIMEOUT, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        timeout: timedelta = TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        budget: Budget | None = None,
+    ) -> None:
         self._pool = urllib3.PoolManager(num_pools=32, maxsize=64, block=False, retries=False)
         self._timeout = timeout
         self._clock = clock
+        self.sleep = sleep
+        self.budget = budget
         self._brakes: dict[tuple[str, str], float] = {}
         self._lock = threading.Lock()
         self.calls = 0
         """Requests sent by this process."""
+        self.apart: dict[str, float] = {}
+        """Endpoint → how many seconds the clock of its API was ahead of ours, by the last answer to a call without haste."""
 
-    def of(self, endpoint: Endpoint, account: str = "", *, deadline: float | None = None) -> HttpApi:
-        """The API as this endpoint may use it, for one account. `deadline` is in time.monotonic() seconds."""
-        return HttpApi(self, endpoint, account, deadline)
+    def of(
+        self,
+        endpoint: Endpoint,
+        account: str = "",
+        *,
+        deadline: float | None = None,
+        priority: Priority = "live",
+    ) -> HttpApi:
+        """The API as this endpoint may use it, for one account. `deadline` is in time.monotonic() seconds.
+
+        `reconcile` and `audit` wait where they must, and use what the others leave.
+        """
+        return HttpApi(self, endpoint, account, deadline, priority)
 
     def brake(self, endpoint: str, account: str, wait: timedelta) -> None:
         """Let no request of this endpoint and account out for that long."""
@@ -88,12 +125,14 @@ class Apis:
 class HttpApi:
     """One provider's API, bound to an endpoint and an account. Implements `webhooks.provider.Api`."""
 
-    def __init__(self, apis: Apis, endpoint: Endpoint, account: str, deadline: float | None) -> None:
+    def __init__(
+        self, apis: Apis, endpoint: Endpoint, account: str, deadline: float | None, priority: Priority
+    ) -> None:
         spec = endpoint.provider.api
         if spec is None:
             raise NotFetchable(f"{endpoint.provider.name} has no API that we know")
         self._apis, self._endpoint, self._spec, self._deadline = apis, endpoint, spec, deadline
-        self.account = account
+        self.account, self._priority = account, priority
         self.settings: Mapping[str, str] = {
             name: endpoint.setting(name) for name in endpoint.provider.settings
         }
@@ -129,6 +168,12 @@ class HttpApi:
     def post(self, path: str, json: Json = None, **params: Any) -> Json:
         return self._ask("POST", path, params, jsontext.dumps(json) if json is not None else b"")[0]
 
+    def send(
+        self, method: str, path: str, json: Json = None, *, form: Mapping[str, str] | None = None
+    ) -> Json:
+        body = urlencode(form).encode() if form is not None else jsontext.dumps(json)
+        return self._ask(method, path, {}, body, _FORM if form is not None else _JSON)[0]
+
     def graphql(self, path: str, query: str, **variables: Any) -> Json:
         answer = self.post(path, {"query": query, "variables": variables})
         errors = answer.get("errors") if isinstance(answer, dict) else None
@@ -151,26 +196,77 @@ class HttpApi:
         return answer, following
 
     def _ask(
-        self, method: str, path: str, params: Mapping[str, Any], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, Any],
+        body: bytes | None = None,
+        content_type: str = _JSON,
     ) -> tuple[Json, str | None]:
         """The decoded answer, and the path of its next page if it names one."""
+        if self._priority in {"live", "retry"}:
+            return self._ask_once(method, path, params, body, content_type)
+        waited, tries = timedelta(0), 0
+        while True:
+            try:
+                return self._ask_once(method, path, params, body, content_type)
+            except RetryLater as later:
+                # Others spent the budget, the provider is busy, a connection was cut: the rest of a listing would be
+                # lost with this one page.
+                tries += not isinstance(later, OverBudget)
+                wait = later.after if later.after is not None else timedelta(seconds=2**tries)
+                if waited + wait > PATIENCE or tries >= TRIES or method != "GET":
+                    raise
+                waited += wait
+                self._apis.sleep(wait.total_seconds())
+
+    def _ask_once(
+        self, method: str, path: str, params: Mapping[str, Any], body: bytes | None, content_type: str
+    ) -> tuple[Json, str | None]:
         self._apis._require_free(self._endpoint.name, self.account)
+        self._pay()
         url = self._url(path, params)
-        response = self._send(method, url, path, body)
+        response = self._send(method, url, path, body, content_type)
         for _ in range(MAX_REDIRECTS):
             location = response.headers.get("Location")
             if method != "GET" or response.status not in {301, 302, 307, 308} or not location:
                 break
             # A renamed repository, a transferred issue. Never to another host: our credentials would go along.
             url = self._own(url, location)
-            response = self._send(method, url, path, body)
+            response = self._send(method, url, path, body, content_type)
+        self._learn(response)
         self._raise_for(response)
         return self._decoded(response), self._next(response, url)
 
-    def _send(self, method: str, url: str, path: str, body: bytes | None) -> _Answer:
+    def _pay(self) -> None:
+        """Take the call out of the account's budget; live ones are only counted."""
+        budget = self._apis.budget
+        if budget is None:
+            return
+        if self._priority == "live":
+            budget.spend(self._endpoint, self.account)
+            return
+        wait = budget.take(self._endpoint, self.account, self._priority)
+        if wait > timedelta(0):
+            raise OverBudget(f"{self._where()}: its budget is kept for what is more urgent", wait)
+
+    def _learn(self, response: _Answer) -> None:
+        """Note the provider's clock, and what share of its limit is left (X-RateLimit-… as GitHub and others write it)."""
+        if self._priority != "live" and (at := _date(response.headers)) is not None:
+            self._apis.apart[self._endpoint.name] = (at - datetime.now(UTC)).total_seconds()
+        left, limit = (response.headers.get(f"X-RateLimit-{name}", "") for name in ("Remaining", "Limit"))
+        reset = response.headers.get("X-RateLimit-Reset", "")
+        if self._apis.budget is None or not (left.isdigit() and limit.isdigit() and reset.isdigit()):
+            return
+        share = int(left) / max(int(limit), 1)
+        until = timedelta(seconds=min(max(int(reset[:11]) - time.time(), 0), LONGEST_HINT.total_seconds()))
+        if share < SHOWN_BELOW and self._priority != "live":
+            self._apis.budget.learn(self._endpoint, self.account, share, until)
+
+    def _send(self, method: str, url: str, path: str, body: bytes | None, content_type: str) -> _Answer:
         headers = self._headers(path)
         if body:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = content_type
         seconds = self._time_left()
         ends = time.monotonic() + seconds
         self._apis._count()
@@ -303,6 +399,9 @@ class HttpApi:
         # Not all at the same moment: twenty workers that wake together would only trip the limit again.
         limit.after += timedelta(seconds=random.uniform(0, 0.1 * limit.after.total_seconds()))  # noqa: S311 - jitter
         self._apis.brake(self._endpoint.name, self.account, limit.after)
+        if self._apis.budget is not None:
+            with suppress(SQLAlchemyError):  # then the others find out for themselves
+                self._apis.budget.block(self._endpoint, self.account, limit.after)
         return limit
 
     def _where(self) -> str:
@@ -333,6 +432,14 @@ def _hint(headers: Mapping[str, str]) -> timedelta | None:
     if headers.get("X-RateLimit-Remaining", "").strip() == "0" and _SECONDS.fullmatch(reset):
         return min(max(timedelta(seconds=int(reset) - time.time()), timedelta(seconds=1)), LONGEST_HINT)
     return None
+
+
+def _date(headers: Mapping[str, str]) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(headers.get("Date", ""))
+    except (TypeError, ValueError):
+        return None
+    return moment if moment.tzinfo else None
 
 
 def _answer(response: _Answer) -> Json:

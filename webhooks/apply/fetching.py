@@ -52,7 +52,8 @@ def fetch(apis: Apis, endpoint: Endpoint, group: Group, *, deadline: float | Non
     if not endpoint.fetches or group.object is None or endpoint.provider.fetch is None:
         return Fetched(asked=False)
     try:
-        api = apis.of(endpoint, group.account, deadline=deadline)
+        again = all(event.attempts > 1 for event in group.events)
+        api = apis.of(endpoint, group.account, deadline=deadline, priority="retry" if again else "live")
         found = endpoint.provider.fetch(api, group.object)
     except NotFetchable:
         return Fetched(asked=False)

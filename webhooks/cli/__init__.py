@@ -11,7 +11,9 @@ from flask.cli import AppGroup
 __all__ = ["cli"]
 
 COMMANDS = {
+    "audit": "webhooks.cli.finding:audit",
     "check": "webhooks.cli.checking:check",
+    "drift": "webhooks.cli.drifting:drift",
     "demo": "webhooks.testing.demo:demo",
     "doctor": "webhooks.cli.checking:doctor",
     "effects": "webhooks.cli.effects:effects",
@@ -31,8 +33,10 @@ COMMANDS = {
     "runs": "webhooks.cli.looking:runs",
     "send": "webhooks.cli.sending:send",
     "show": "webhooks.cli.looking:show",
+    "simulate-outage": "webhooks.cli.drifting:simulate_outage",
     "status": "webhooks.cli.looking:status",
     "sweep": "webhooks.cli.working:sweep",
+    "test-alert": "webhooks.cli.checking:test_alert",
     "tail": "webhooks.cli.following:tail",
     "unhandled": "webhooks.cli.looking:unhandled",
     "work": "webhooks.cli.working:work",

@@ -14,51 +14,70 @@ from rich.console import Console
 from sqlalchemy import Table, inspect
 
 from ..endpoints import Endpoint
+from ..errors import WebhooksError
+from ..inbox.marks import EVERYWHERE, Marks
+from ..issues import KINDS, Finding
+from ..reconcile import Run
 from ..state import State
-from ..watch import Finding
-from . import standing
-from .asking import endpoint_name, endpoint_option
+from ..watch import BEAT
+from . import probing, standing
+from .asking import endpoint_name, endpoint_named, endpoint_option
 from .output import Answer, command, sentences, state, table, waiting
 
-__all__ = ["check", "doctor", "issues"]
+__all__ = ["check", "doctor", "issues", "test_alert"]
 
 TODO = {
-    "endpoint_disabled": "enable the endpoint again at the provider, then run `flask webhooks recover {endpoint}`",
-    "endpoint_missing": "create the endpoint at the provider, or correct the id of it in WEBHOOKS",
-    "endpoint_failing": "look at the provider's last deliveries and at our log: do its requests reach us, is the secret right?",
-    "dead_letters": "see `flask webhooks events --state dead --endpoint {endpoint}`, mend the reason, then "
-    "`flask webhooks redrive --all --endpoint {endpoint}`",
-    "effects": "see `flask webhooks effects list --state unknown` and `--state dead`; settle the ones and redrive the others",
-    "backlog": "see whether workers run, and whether `flask webhooks status` shows a hold",
     "tables": "run `flask db upgrade`; in your own app run `flask db migrate` before it",
     "migrations": "run `flask db upgrade`",
+    "workers": "start a Celery worker on the queues webhooks and webhooks-slow",
+    "probe": "see its detail: the door did not take a delivery that is signed with our own secret",
+    "api_version": "set the same version at the provider's endpoint and in WEBHOOKS[{endpoint!r}]",
     "broker": "start the broker, or correct CELERY's broker_url; until then only `flask webhooks work` applies events",
     "blueprint": 'call app.register_blueprint(webhooks.blueprint, url_prefix="/webhooks")',
     "configuration": "correct WEBHOOKS[{endpoint!r}]",
 }
-"""What to do about a finding that is not good."""
+"""What to do about a finding of the set-up that is not good; for what can be an issue, its kind says it."""
 
-ALL = "(all)"
+ALL = EVERYWHERE
 """For findings that are about no endpoint in particular."""
 
 ROUTE = "webhooks.receive"
 
 
 @command()
-def check() -> Answer:
+@endpoint_option
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Enable what the provider has disabled, where its API allows that; then recover and reconcile at once.",
+)
+def check(endpoint: str | None, *, fix: bool) -> Answer:
     """Ask the providers about our endpoints and look at the inbox; open and close issues.
 
-    The exit code is 1, with a list of what to do, when anything is not good.
+    Nothing is changed at a provider without --fix. The exit code is 1, with a list of what to do, when anything is not
+    good.
     """
     inbox = state()
+    only = None if endpoint is None else endpoint_named(inbox, endpoint)
     with waiting("Asking the providers"):
-        found = inbox.watch.check()
-    return _report(found)
+        found = inbox.watch.check(only)
+    if not fix:
+        return _report(found)
+    fixed = [_fixed(inbox, finding) for finding in found if not finding.good and finding.kind in FIXABLE]
+    with waiting("Asking the providers again"):
+        found = inbox.watch.check(only) if fixed else found
+    return _report(found, fixed)
 
 
 @command()
-def doctor() -> Answer:
-    """What `check` looks at, and the set-up around it: tables, migrations, broker, blueprint, configuration.
+@click.option(
+    "--public",
+    is_flag=True,
+    help="Send the signed probe over the network to `public_url`, as a provider would: redirects, proxies, certificates.",
+)
+def doctor(*, public: bool) -> Answer:
+    """What `check` looks at, and the set-up around it: tables, migrations, broker, workers, beat, blueprint,
+    configuration, and a signed probe of each endpoint, of which nothing is recorded.
 
     The exit code is 1, with a list of what to do, when anything is not good. Changes nothing at the provider.
     """
@@ -68,22 +87,44 @@ def doctor() -> Answer:
         tables,
         *_migrations(inbox),
         _broker(inbox),
+        *_workers(inbox),
         _blueprint(),
         *map(_configuration, inbox.endpoints.values()),
     ]
     if tables.good:
+        found.append(_beat(inbox))
+        found += probing.probe_all(inbox, public=public)
         with waiting("Asking the providers"):
             found += inbox.watch.check()
     return _report(found)
 
 
+@command("test-alert")
+def test_alert() -> Answer:
+    """Open an issue of kind `test` and close it: whoever is to be told must now have heard twice."""
+    inbox = state()
+    for good in (False, True):
+        inbox.issues.enter([Finding(ALL, "test", good, "somebody tried whether alerts arrive")])
+    said = "Two alerts were sent: one that the test is open, one that it is over. See the log for what could not be sent."
+    return Answer({"sent": True}, sentences([said]))
+
+
 @command()
 @endpoint_option
 @click.option("--all", "all_", is_flag=True, help="Also those that are over.")
-def issues(endpoint: str | None, *, all_: bool) -> Answer:
+@click.option(
+    "--close",
+    "close",
+    type=int,
+    metavar="ID",
+    help="Close this issue by hand; it opens again if it is still bad.",
+)
+def issues(endpoint: str | None, *, all_: bool, close: int | None) -> Answer:
     """The open issues: one of a kind on an endpoint, opened and closed by `check`, the oldest first."""
     inbox = state()
     of = endpoint_name(inbox, endpoint)
+    if close is not None and not inbox.issues.close(close):
+        raise click.ClickException(f"there is no open issue {close}")
     found = [
         row | {"todo": _todo(row["kind"], row["endpoint"])}
         for row in standing.issues(inbox, endpoint=of, closed=all_)
@@ -95,7 +136,32 @@ def issues(endpoint: str | None, *, all_: bool) -> Answer:
     )
 
 
-def _report(found: Sequence[Finding]) -> Answer:
+FIXABLE = {"endpoint_disabled"}
+
+
+def _fixed(inbox: State, finding: Finding) -> str:
+    """Enable the endpoint, then catch up at once; what was done, or why it was not."""
+    endpoint = inbox.endpoints[finding.endpoint]
+    try:
+        inbox.watch.enable(endpoint)
+    except WebhooksError as why:
+        return f"{endpoint.name}: not enabled: {why}"
+    done = [f"{endpoint.name}: enabled"]
+    if endpoint.provider.list_events is not None or endpoint.provider.redeliver is not None:
+        run = inbox.reconciler.recover(endpoint, redeliver=endpoint.provider.redeliver is not None)
+        done.append(_said("recovered", run))
+    if endpoint.provider.list_changed is not None and endpoint.fetches:
+        done.append(_said("reconciled", inbox.reconciler.reconcile(endpoint)))
+    return ", ".join(done)
+
+
+def _said(what: str, run: Run | None) -> str:
+    if run is None:
+        return f"another run has already {what} it"
+    return f"{what} ({run.healed} of {run.seen})" + (f" until an error: {run.error}" if run.error else "")
+
+
+def _report(found: Sequence[Finding], fixed: Sequence[str] = ()) -> Answer:
     rows = [
         {
             "endpoint": finding.endpoint,
@@ -112,9 +178,10 @@ def _report(found: Sequence[Finding]) -> Answer:
     def show(where: Console) -> None:
         lines = [row | {"state": "good" if row["good"] else "bad"} for row in rows]
         table("", lines, ("endpoint", "kind", "state", "detail"), empty="No endpoint is configured.")(where)
-        sentences(_what_to_do(rows))(where)
+        sentences([*fixed, *_what_to_do(rows)])(where)
 
-    return Answer({"good": good, "findings": rows}, show, 0 if good else 1)
+    document = {"good": good, "findings": rows} | ({"fixed": list(fixed)} if fixed else {})
+    return Answer(document, show, 0 if good else 1)
 
 
 def _what_to_do(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -125,7 +192,8 @@ def _what_to_do(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def _todo(kind: str, endpoint: str) -> str:
-    return TODO.get(kind, "see its detail").format(endpoint=endpoint)
+    todo = KINDS[kind].todo if kind in KINDS else TODO.get(kind, "see its detail")
+    return todo.format(endpoint=endpoint)
 
 
 # -- the set-up
@@ -170,6 +238,21 @@ def _named(revisions: Iterable[str]) -> str:
 def _broker(inbox: State) -> Finding:
     trouble = inbox.bell.trouble()
     return Finding(ALL, "broker", trouble is None, trouble or "can be reached")
+
+
+def _workers(inbox: State) -> list[Finding]:
+    """Whether workers answer; nothing where the broker has no way to ask them (then beat's sweeps say it)."""
+    number = inbox.bell.workers()
+    if number is None:
+        return []
+    return [Finding(ALL, "workers", number > 0, f"{number} workers answer")]
+
+
+def _beat(inbox: State) -> Finding:
+    """Whether beat was ever heard; `check` says whether it still is."""
+    heard = Marks(inbox.inbox).at(ALL, BEAT)
+    detail = f"heard last at {heard:%Y-%m-%d %H:%M:%S} UTC" if heard else "was never heard by a worker here"
+    return Finding(ALL, "beat", True, detail)  # noqa: FBT003 - the verdict
 
 
 def _blueprint() -> Finding:

@@ -77,12 +77,20 @@ def _remarks(row: Mapping[str, Any]) -> list[str]:
     ]
     lines += [
         f"{name}: {task} {words(run['started_at'])} UTC: seen {run['seen']}, missed {run['missed']}, healed {run['healed']}"
+        + _causes(run["causes"])
         + (f"; {run['error']}" if run["error"] else "")
         for task, run in row["runs"].items()
     ]
     if row["provider"] is None:
         lines.append(f"{name}: is not in WEBHOOKS any more, so its open events wait for ever")
     return lines
+
+
+def _causes(causes: Mapping[str, int] | None) -> str:
+    said = ", ".join(
+        f"{number} {cause.replace('_', ' ')}" for cause, number in sorted((causes or {}).items())
+    )
+    return f" ({said})" if said else ""
 
 
 @command()
@@ -246,10 +254,12 @@ def _wanted(inbox: State, row: Mapping[str, Any]) -> bool:
 
 @command()
 @endpoint_option
-@click.option("--task", type=click.Choice(["recover", "reconcile"]), help="Only this task.")
+@click.option(
+    "--task", type=click.Choice(["recover", "reconcile", "full_sweep", "audit"]), help="Only this task."
+)
 @limit_option
 def runs(endpoint: str | None, task: str | None, limit: int | None) -> Answer:
-    """The last runs of recover and reconcile, the newest last: since when they looked, what was missed and healed."""
+    """The last runs of recover, reconcile, full sweep and audit, the newest last: since when they looked, what was missed and healed."""
     inbox = state()
     of = endpoint_name(inbox, endpoint)
     found = standing.runs(inbox, endpoint=of, task=task, limit=rows_wanted(limit))
@@ -263,6 +273,7 @@ def runs(endpoint: str | None, task: str | None, limit: int | None) -> Answer:
         "seen",
         "missed",
         "healed",
+        "causes",
         "error",
     )
     return Answer(found, table("", found, columns, empty="There was no run yet."))

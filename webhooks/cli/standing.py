@@ -24,6 +24,7 @@ RUN_COLUMNS = (
     "missed",
     "healed",
     "causes",
+    "report",
     "error",
 )
 

@@ -44,6 +44,7 @@ from .rows import (
     Origin,
     Recorded,
     arrival,
+    aware,
     read_version,
     stored_key,
     unreadable,
@@ -204,7 +205,7 @@ class Inbox:
             return None
         events = sorted((_event(row) for row in rows), key=lambda event: event.id)
         return Claim(
-            events[0].claim_no, _aware(rows[0]["claimed_at"]), list(_grouped(events)), len(events) >= limit
+            events[0].claim_no, aware(rows[0]["claimed_at"]), list(_grouped(events)), len(events) >= limit
         )
 
     def _claim_sqlite(
@@ -391,8 +392,8 @@ class Inbox:
                     holds.c.until > self.moment(), exists().where(pending, holding)
                 )
             )
-        first = min((_aware(moment) for moment in (free, held) if moment is not None), default=None)
-        return None if first is None else max(first - _aware(now), timedelta(0))
+        first = min((aware(moment) for moment in (free, held) if moment is not None), default=None)
+        return None if first is None else max(first - aware(now), timedelta(0))
 
     # -- old rows
 
@@ -437,6 +438,16 @@ class Inbox:
         nonces = self.tables.nonces
         return self._purge(lambda: delete(nonces).where(nonces.c.used_at < self.moment(-older_than)))
 
+    def purge_rejections(self, older_than: timedelta, keep: int = 1000) -> int:
+        """Delete rejections that are old, and all but the newest of each endpoint."""
+        rejections = self.tables.rejections
+        rank = func.row_number().over(partition_by=rejections.c.endpoint, order_by=rejections.c.id.desc())
+        ranked = select(rejections.c.id, rank.label("rank")).subquery()
+        crowd = select(ranked.c.id).where(ranked.c.rank > keep)
+        old = rejections.c.received_at < self.moment(-older_than)
+        some = select(rejections.c.id).where(old | rejections.c.id.in_(crowd)).limit(PURGE_BATCH)
+        return self._purge(lambda: delete(rejections).where(rejections.c.id.in_(some)))
+
     def purge_claims(self, older_than: timedelta) -> int:
         """Delete claims that are over; their numbers are never drawn again."""
         claims = self.tables.claims
@@ -475,10 +486,6 @@ def _worker() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"[:255]
 
 
-def _aware(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-
-
 def _event(row: Mapping[str, Any]) -> Event:
     kind, id_ = row["object_kind"], row["object_id"]
     occurred_at = row["occurred_at"]
@@ -493,8 +500,8 @@ def _event(row: Mapping[str, Any]) -> Event:
         livemode=None if row["livemode"] is None else bool(row["livemode"]),
         gone=bool(row["gone"]),
         version=row["version"],
-        occurred_at=occurred_at and _aware(occurred_at),
-        received_at=_aware(row["received_at"]),
+        occurred_at=occurred_at and aware(occurred_at),
+        received_at=aware(row["received_at"]),
         deliveries=row["deliveries"],
         digest=row["digest"],
         correlation=row["correlation"],

@@ -21,6 +21,7 @@ __all__ = [
     "Origin",
     "Recorded",
     "arrival",
+    "aware",
     "read_version",
     "stored_key",
     "unreadable",
@@ -122,6 +123,11 @@ class Claim:
 def _fit(text: str, length: int = KEY_LENGTH) -> str:
     cleaned: str = jsontext.clean(text)
     return cleaned[:length]
+
+
+def aware(moment: datetime) -> datetime:
+    """The instant in UTC, as neither SQLite nor PostgreSQL gives it out."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def arrival(

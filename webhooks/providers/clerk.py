@@ -20,6 +20,7 @@ from ..provider import (
     ObjectRef,
     Policy,
     Provider,
+    Rate,
     Request,
     Sample,
     Version,
@@ -230,6 +231,8 @@ provider = Provider(
     api=ApiSpec(
         "https://api.clerk.com/v1",
         {"Authorization": "Bearer {api_key}", "Clerk-API-Version": "{api_version}"},
+        # Of a production instance; one for development has a tenth of it.
+        rate=Rate(1000, timedelta(seconds=10), "https://clerk.com/docs/guides/how-clerk-works/system-limits"),
     ),
     fetch=fetch,
     kinds=(*PATHS, "organization_membership", "organization_invitation"),

@@ -25,9 +25,11 @@ from ..provider import (
     ObjectRef,
     Policy,
     Provider,
+    Rate,
     Redelivery,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     dig,
@@ -325,6 +327,31 @@ def _health_of(deliveries: Iterable[Mapping[str, Any]]) -> Health:
     return Health("failing", "the newest delivery failed") if failed else Health("enabled")
 
 
+def subscriptions(api: Api) -> list[Subscription]:
+    ours = _hook_path(api)
+    if ours == "/app/hook":
+        return []  # an app has one hook, and its configuration does not say which events it gets
+    listed = ours.rpartition("/")[0]
+    return [
+        Subscription(
+            as_text(hook.get("id")),
+            as_text(dig(hook, "config", "url")),
+            hook.get("active") is True,
+            tuple("*" if event == "*" else f"{event}*" for event in map(as_text, hook.get("events") or [])),
+            ours=as_text(hook.get("id")) == api.settings.get("hook_id"),
+        )
+        for page in api.pages(listed, per_page=PAGE)
+        for hook in page
+    ]
+
+
+def enable(api: Api) -> None:
+    hook = _hook_path(api)
+    if hook == "/app/hook":
+        raise NotFetchable("GitHub: an app's hook is switched on in the app's settings")
+    api.send("PATCH", hook, {"active": True})
+
+
 def sample(wanted: Sample) -> Request:
     event, _, action = wanted.type.partition(".")
     thing = dict(wanted.object or {"id": int.from_bytes(wanted.id.encode()[-6:]), "number": 1})
@@ -391,6 +418,11 @@ provider = Provider(
             "X-GitHub-Api-Version": "{api_version}",
         },
         under={"/app/": {"Authorization": "Bearer {app_jwt}"}},
+        rate=Rate(
+            5000,
+            timedelta(hours=1),
+            "https://docs.github.com/en/rest/using-the-rest-api/rate-limits-for-the-rest-api",
+        ),
     ),
     fetch=fetch,
     kinds=(
@@ -410,6 +442,8 @@ provider = Provider(
     list_events=list_events,
     redeliver=redeliver,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    enable=enable,
     authoritative={
         "pull-request": (
             ("pull_request.opened", "pull_request.synchronize", "pull_request.closed"),

@@ -112,6 +112,11 @@ class FakeApi:
     def post(self, path: str, json: Json = None, **params: Any) -> Json:
         return self._ask("POST", path, params, json)
 
+    def send(
+        self, method: str, path: str, json: Json = None, *, form: Mapping[str, str] | None = None
+    ) -> Json:
+        return self._ask(method, path, {}, json if form is None else dict(form))
+
     def graphql(self, path: str, query: str, **variables: Any) -> Json:
         return self._ask("GRAPHQL", path, variables, query)
 
@@ -593,8 +598,9 @@ class ProviderContract:
         for listing in (provider.list_changed, provider.list_events, provider.redeliver):
             if listing is not None:
                 yield lambda api, listing=listing: list(listing(api, NOW - timedelta(hours=1)))  # type: ignore[misc]
-        if provider.endpoint_health is not None:
-            yield provider.endpoint_health
+        for ask in (provider.endpoint_health, provider.subscriptions, provider.enable):
+            if ask is not None:
+                yield ask
 
     def _read_or_refuse(self, request: Request) -> None:
         """Whatever a request holds: verify accepts or refuses, parse reads or cannot, the reply is a reply."""

@@ -26,7 +26,7 @@ from urllib3.exceptions import HTTPError
 from ... import providers
 from ...provider import Request
 from .server import ApiServer, pause
-from .world import Answer, Attempt, Call, Happening, Key, World, now
+from .world import Answer, Attempt, Call, Happening, Key, Other, World, now
 
 __all__ = [
     "Answer",
@@ -36,6 +36,7 @@ __all__ = [
     "DeliveryFaults",
     "Happening",
     "Key",
+    "Other",
     "Simulator",
     "World",
 ]
@@ -121,7 +122,7 @@ class Simulator:
         """`send` delivers a signed request and returns the HTTP status, or None where nobody answered."""
         self.provider = providers.get(provider)
         self.service: Service = import_module(f".{provider.replace('-', '_')}", __name__).service
-        self.world = World(clock, again=self._again)
+        self.world = World(clock, again=self._again, log_window=self.provider.policy.log_window)
         self.api = ApiFaults()
         self.delivery = DeliveryFaults()
         self.counts = Counts()
@@ -172,6 +173,7 @@ class Simulator:
             "provider": self.provider.name,
             "secrets": [self.service.secret],
             "api_base_url": self.api_url,
+            "api_rate": 100_000,  # it has the limit that `api.rate` says, and no other
             **self.service.settings,
         }
 

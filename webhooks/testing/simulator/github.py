@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -71,6 +72,10 @@ class GithubService:
         path = call.path.removeprefix(f"/repos/{REPOSITORY}")
         if path == call.path:
             return _missing()
+        if path == "/hooks":
+            return Answer(
+                200, [_hook("1", world.url, world.subscribed, active=world.enabled), *_others(world)]
+            )
         if path.startswith("/hooks/1"):
             return self._hook(world, call, path.removeprefix("/hooks/1"))
         match = re.fullmatch(r"/(issues|pulls)(?:/(\d+))?", path)
@@ -105,6 +110,8 @@ class GithubService:
     # -- the hook and its delivery log
 
     def _hook(self, world: World, call: Call, path: str) -> Answer:
+        if path == "" and call.method == "PATCH":
+            world.enabled = world.enabled or jsontext.loads(call.body).get("active") is True
         if path == "":
             last = world.attempts[-1].http_status if world.attempts else None
             hook = {
@@ -130,13 +137,22 @@ class GithubService:
         )
 
     def _log(self, world: World, call: Call) -> Answer:
-        rows = list(reversed(world.attempts))
+        rows = list(reversed(world.attempted()))
         size, start = int(call.one("per_page", "30")), int(call.one("cursor", "0"))
         headers = {}
         if start + size < len(rows):
             base = f"http://{call.headers.get('Host')}{call.path}"
             headers["Link"] = f'<{base}?per_page={size}&cursor={start + size}>; rel="next"'
         return Answer(200, [_row(attempt) for attempt in rows[start : start + size]], headers)
+
+
+def _hook(id_: str, url: str, events: Iterable[str], *, active: bool) -> dict[str, Any]:
+    where = {"url": url or "https://example.test/webhooks/github", "content_type": "json"}
+    return {"id": int(id_), "active": active, "events": list(events), "config": where}
+
+
+def _others(world: World) -> list[dict[str, Any]]:
+    return [_hook(other.id, other.url, other.types, active=True) for other in world.others]
 
 
 def _row(attempt: Attempt) -> dict[str, Any]:

@@ -57,6 +57,9 @@ def _handler(answer: Callable[[Call], Answer]) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             self._serve()
 
+        def do_PATCH(self) -> None:
+            self._serve()
+
         def do_DELETE(self) -> None:
             self._serve()
 

@@ -66,7 +66,9 @@ class StripeService:
         account = call.headers.get("Stripe-Account", "")
         if call.path == "/v1/events":
             return self._page(
-                call, (_event(h) for h in reversed(world.log) if h.account == account), "/v1/events"
+                call,
+                (_event(h) for h in reversed(world.logged()) if h.account == account),
+                "/v1/events",
             )
         if call.path.startswith("/v1/webhook_endpoints"):
             return self._endpoint(world, call)
@@ -97,8 +99,28 @@ class StripeService:
             "enabled_events": ["*"],
             "url": "https://example.test/webhooks/stripe",
         }
+        if call.method == "POST" and call.path.endswith("/" + str(endpoint["id"])):
+            if b"disabled=false" in call.body:
+                world.enabled = True
+            return Answer(200, {**endpoint, "status": "enabled" if world.enabled else "disabled"})
         if call.path == "/v1/webhook_endpoints":
-            return Answer(200, {"object": "list", "data": [endpoint], "has_more": False, "url": call.path})
+            others = [
+                {
+                    **endpoint,
+                    "id": f"we_{other.id}",
+                    "url": other.url,
+                    "status": "enabled",
+                    "enabled_events": list(other.types),
+                }
+                for other in world.others
+            ]
+            endpoint = {
+                **endpoint,
+                "enabled_events": list(world.subscribed),
+                "url": world.url or endpoint["url"],
+            }
+            page = {"object": "list", "data": [endpoint, *others], "has_more": False, "url": call.path}
+            return Answer(200, page)
         return Answer(200, endpoint) if call.path.endswith("/" + endpoint["id"]) else _missing()  # type: ignore[operator]
 
     def _page(self, call: Call, items: Iterable[dict[str, Any]], url: str) -> Answer:
@@ -117,7 +139,7 @@ class StripeService:
 
 def _event(happening: Happening) -> dict[str, Any]:
     event: dict[str, Any] = jsontext.loads(happening.request.body)
-    return event
+    return {**event, "pending_webhooks": 0 if happening.delivered else 1}
 
 
 def _missing() -> Answer:

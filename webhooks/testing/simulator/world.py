@@ -12,7 +12,7 @@ from typing import Any
 from ...jsontext import Json
 from ...provider import Request
 
-__all__ = ["Answer", "Attempt", "Call", "Happening", "Key", "World", "now"]
+__all__ = ["Answer", "Attempt", "Call", "Happening", "Key", "Other", "World", "now"]
 
 Key = tuple[str, str, str]
 """(account, kind, id)"""
@@ -82,6 +82,15 @@ class Happening:
         return any(attempt.ok for attempt in self.attempts)
 
 
+@dataclass(frozen=True)
+class Other:
+    """Another endpoint of the same account: an old one that was never deleted, somebody else's."""
+
+    id: str
+    url: str
+    types: tuple[str, ...] = ("*",)
+
+
 @dataclass
 class World:
     """The provider's truth. Safe for the threads that deliver and those that serve the API."""
@@ -91,6 +100,12 @@ class World:
     """How old the state is that the API shows: a replica that lags behind."""
     enabled: bool = True
     """Whether the endpoint is enabled at the provider; while it is not, nothing is sent."""
+    url: str = ""
+    """Where the endpoint sends to, as the API shows it."""
+    subscribed: tuple[str, ...] = ("*",)
+    others: list[Other] = field(default_factory=list)
+    log_window: timedelta | None = None
+    """How far back the log that the API shows reaches."""
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     history: dict[Key, list[tuple[datetime, dict[str, Any] | None]]] = field(default_factory=dict, repr=False)
     log: list[Happening] = field(default_factory=list, repr=False)
@@ -98,6 +113,19 @@ class World:
 
     again: Callable[[Happening], None] = field(default=lambda _happening: None, repr=False)
     """Send this event once more (a redelivery that was asked for)."""
+
+    def logged(self) -> list[Happening]:
+        """The log as the API shows it, oldest first."""
+        with self.lock:
+            return [each for each in self.log if self._shows(each.at)]
+
+    def attempted(self) -> list[Attempt]:
+        """The log of deliveries as the API shows it, oldest first."""
+        with self.lock:
+            return [each for each in self.attempts if self._shows(each.at)]
+
+    def _shows(self, at: datetime) -> bool:
+        return self.log_window is None or at >= self.clock() - self.log_window
 
     def put(self, key: Key, data: dict[str, Any] | None) -> None:
         """The object is so from now on; None: it is deleted."""

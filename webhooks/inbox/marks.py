@@ -1,0 +1,54 @@
+"""What the next run must know: how far a sweep has come, when beat was last heard, how often a check was bad."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+if TYPE_CHECKING:
+    from . import Inbox
+
+__all__ = ["EVERYWHERE", "Marks"]
+
+EVERYWHERE = "(all)"
+"""In place of an endpoint, for what is about none in particular."""
+
+
+class Marks:
+    """Small values by endpoint and name, in the database; each write is a transaction of its own."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def get(self, endpoint: str, name: str) -> Any:
+        """The value; None if there is none."""
+        c = self._inbox.tables.marks.c
+        with self._inbox.engine.connect() as connection:
+            return connection.scalar(select(c.value).where(c.endpoint == endpoint, c.name == name))
+
+    def at(self, endpoint: str, name: str) -> datetime | None:
+        """When it was last written, by the database's clock."""
+        c = self._inbox.tables.marks.c
+        with self._inbox.engine.connect() as connection:
+            found = connection.scalar(select(c.at).where(c.endpoint == endpoint, c.name == name))
+        return found.replace(tzinfo=UTC) if found is not None and found.tzinfo is None else found
+
+    def put(self, endpoint: str, name: str, value: Any) -> None:
+        """Write the value over the old one."""
+        table = self._inbox.tables.marks
+        row = {"endpoint": endpoint, "name": name, "value": value, "at": self._inbox.moment()}
+        made: Any = (sqlite if self._inbox.is_sqlite else postgresql).insert(table).values(row)
+        written = made.on_conflict_do_update(
+            index_elements=["endpoint", "name"], set_={"value": made.excluded.value, "at": made.excluded.at}
+        )
+        with self._inbox.transaction() as connection:
+            connection.execute(written)
+
+    def drop(self, endpoint: str, name: str) -> None:
+        """Forget it."""
+        table = self._inbox.tables.marks
+        with self._inbox.transaction() as connection:
+            connection.execute(delete(table).where(table.c.endpoint == endpoint, table.c.name == name))

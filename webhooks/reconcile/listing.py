@@ -1,0 +1,250 @@
+"""Compare a listing with our copies in the database, set against set: memory stays flat however long the listing is."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Self
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    DateTime,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    and_,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from .. import jsontext
+from ..endpoints import Endpoint
+from ..inbox import Inbox, write_version
+from ..inbox.rows import stored_key
+from ..provider import Change, ObjectRef
+from .limits import LISTED_CHUNK, RACY
+
+__all__ = ["Candidate", "Listing"]
+
+MARKED = 10_000
+"""Rows per transaction when copies are marked as not listed."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An object that is to be fetched and compared."""
+
+    account: str
+    object: ObjectRef
+    listed_at: datetime | None = None
+    """When it changed or was created, as the listing says."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.account, self.object.kind, stored_key(self.object.id)
+
+
+class Listing:
+    """What a provider listed, in a table that only this connection sees and that goes with it.
+
+    The connection is held open, a transaction is not: the network is asked in between.
+    """
+
+    def __init__(self, inbox: Inbox, endpoint: Endpoint, connection: Connection) -> None:
+        self._inbox, self._endpoint, self._connection = inbox, endpoint, connection
+        name = f"webhook_listed_{secrets.token_hex(4)}"
+        keys = ("account", "kind", "key", "id", "path")
+        self._listed = Table(
+            name,
+            MetaData(),
+            *(Column(each, Text, nullable=False) for each in keys),
+            Column("version", Text),
+            Column("digest", Text),
+            Column("fresh_after", DateTime(timezone=True)),
+            Column("listed_at", DateTime(timezone=True)),
+            prefixes=["TEMPORARY"],
+        )
+        self._different = Table(
+            f"{name}_d",
+            MetaData(),
+            Column("n", Integer, primary_key=True, autoincrement=True),
+            *(Column(each, Text, nullable=False) for each in keys),
+            Column("listed_at", DateTime(timezone=True)),
+            prefixes=["TEMPORARY"],
+        )
+        self.size = 0
+
+    @classmethod
+    @contextmanager
+    def of(cls, inbox: Inbox, endpoint: Endpoint) -> Iterator[Self]:
+        """An empty listing, gone at the end."""
+        with inbox.engine.connect() as connection:
+            made = cls(inbox, endpoint, connection)
+            made._listed.create(connection)
+            connection.commit()
+            try:
+                yield made
+            finally:
+                connection.rollback()
+                for table in (made._different, made._listed):
+                    table.drop(connection, checkfirst=False) if table is made._listed else connection.execute(
+                        text(f"DROP TABLE IF EXISTS {table.name}")
+                    )
+                connection.commit()
+
+    def read(self, changes: Iterable[Change]) -> Iterator[int]:
+        """Take the changes in; after each chunk its size, so that the caller can say that it is alive."""
+        rest = iter(changes)
+        while chunk := list(islice(rest, LISTED_CHUNK)):
+            self._write([self._row(change) for change in chunk])
+            self.size += len(chunk)
+            yield len(chunk)
+
+    def _row(self, change: Change) -> tuple[Any, ...]:
+        ref, provider = change.object, self._endpoint.provider
+        version: Any = change.changed_at
+        if change.data is not None and provider.version is not None:
+            version = provider.version(ref, change.data)
+        if provider.version is None:
+            version = None
+        # A version with a fine clock tells two states apart by itself; all else is told by the content.
+        certain = version is not None and not (isinstance(version, datetime) and version.microsecond == 0)
+        digest = None if certain or change.data is None else jsontext.digest(change.data)
+        fresh_after = version + RACY if isinstance(version, datetime) else None
+        return (
+            change.account,
+            ref.kind,
+            stored_key(ref.id),
+            ref.id,
+            ref.path,
+            write_version(version),
+            digest,
+            fresh_after,
+            change.changed_at,
+        )
+
+    def _write(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        names = [column.name for column in self._listed.columns]
+        if self._inbox.is_sqlite:
+            self._connection.execute(
+                insert(self._listed), [dict(zip(names, row, strict=True)) for row in rows]
+            )
+        else:
+            raw: Any = self._connection.connection.cursor()
+            with raw.copy(f"COPY {self._listed.name} ({', '.join(names)}) FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(
+                        [value.replace("\0", "") if isinstance(value, str) else value for value in row]
+                    )
+            raw.close()
+        self._connection.commit()
+
+    def differing(self, size: int) -> Iterator[list[Candidate]]:
+        """The listed objects of which we have no copy, or another one as far as the listing can tell."""
+        self._join()
+        last = 0
+        while True:
+            d = self._different.c
+            rows = self._connection.execute(
+                select(self._different).where(d.n > last).order_by(d.n).limit(size)
+            ).all()
+            self._connection.commit()
+            if not rows:
+                return
+            last = rows[-1].n
+            yield [
+                Candidate(row.account, ObjectRef(row.kind, row.id, row.path), _aware(row.listed_at))
+                for row in rows
+            ]
+
+    def _join(self) -> None:
+        shown, o = self._listed.c, self._inbox.tables.objects.c
+        same_version = and_(
+            shown.version == o.version, or_(shown.fresh_after.is_(None), o.as_of > shown.fresh_after)
+        )
+        same = and_(o.deleted_at.is_(None), or_(same_version, shown.digest == o.digest))
+        joined = self._listed.outerjoin(
+            self._inbox.tables.objects,
+            and_(
+                o.endpoint == self._endpoint.name,
+                o.account == shown.account,
+                o.kind == shown.kind,
+                o.id == shown.key,
+            ),
+        )
+        wanted = (
+            select(
+                shown.account,
+                shown.kind,
+                shown.key,
+                shown.id,
+                func.max(shown.path),
+                func.max(shown.listed_at),
+            )
+            .select_from(joined)
+            .where(~func.coalesce(same, False))
+            .group_by(shown.account, shown.kind, shown.key, shown.id)
+        )
+        if not self._inbox.is_sqlite:
+            self._connection.execute(text(f"ANALYZE {self._listed.name}"))
+        self._different.create(self._connection)
+        self._connection.execute(
+            insert(self._different).from_select(["account", "kind", "key", "id", "path", "listed_at"], wanted)
+        )
+        self._connection.commit()
+
+    def mark_unlisted(self, before: datetime) -> int:
+        """Mark our copies from before that moment which the listing did not show; return how many those are.
+
+        Not shown is not gone: a full sweep asks for each of them.
+        """
+        objects, shown = self._inbox.tables.objects, self._listed.c
+        o = objects.c
+        if self._inbox.is_sqlite:
+            self._connection.execute(
+                text(
+                    f"CREATE INDEX IF NOT EXISTS temp.ix_{self._listed.name} ON {self._listed.name} (account, kind, key)"
+                )
+            )
+        is_shown = exists().where(shown.account == o.account, shown.kind == o.kind, shown.key == o.id)
+        wanted = (
+            select(o.account, o.kind, o.id)
+            .where(
+                o.endpoint == self._endpoint.name,
+                o.deleted_at.is_(None),
+                o.unlisted_at.is_(None),
+                o.as_of < before,
+                ~is_shown,
+            )
+            .limit(MARKED)
+        )
+        total = 0
+        while True:
+            keys = wanted.subquery()
+            marked = self._connection.execute(
+                update(objects)
+                .where(
+                    o.endpoint == self._endpoint.name,
+                    exists().where(keys.c.account == o.account, keys.c.kind == o.kind, keys.c.id == o.id),
+                )
+                .values(unlisted_at=self._inbox.moment())
+            ).rowcount
+            self._connection.commit()
+            total += marked
+            if marked < MARKED:
+                return total
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

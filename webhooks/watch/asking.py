@@ -1,0 +1,148 @@
+"""What the providers say about our endpoints: exists, enabled, right URL, the types we handle, nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
+
+from ..api import Apis
+from ..apply import summary
+from ..endpoints import Endpoint
+from ..errors import ApiRefused, WebhooksError
+from ..handlers import Handlers
+from ..issues import Finding
+from ..provider import Health, Subscription
+
+__all__ = ["ask"]
+
+
+def ask(apis: Apis, handlers: Handlers, endpoint: Endpoint) -> Iterator[Finding]:
+    """Ask the provider about one endpoint. What it cannot or will not say is neither good nor bad: no finding is made of
+    it, so that a provider that is down for a moment closes nothing."""
+    health = _health(apis, endpoint)
+    if isinstance(health, ApiRefused):
+        refused = health.http_status in {401, 403}
+        yield Finding(endpoint.name, "access_refused", not refused, summary(health))
+    elif health is not None and health.state != "unknown":
+        said = health.detail or health.state
+        for state in ("disabled", "missing", "failing"):
+            yield Finding(endpoint.name, f"endpoint_{state}", health.state != state, said)
+    yield from _subscribed(apis, handlers, endpoint)
+
+
+def _health(apis: Apis, endpoint: Endpoint) -> Health | ApiRefused | None:
+    check = endpoint.provider.endpoint_health
+    if check is None or not endpoint.fetch:
+        return None
+    try:
+        return check(apis.of(endpoint, priority="retry"))
+    except ApiRefused as refusal:
+        return refusal
+    except WebhooksError:
+        return None
+
+
+def _subscribed(apis: Apis, handlers: Handlers, endpoint: Endpoint) -> Iterator[Finding]:
+    listed = endpoint.provider.subscriptions
+    if listed is None or not endpoint.can_ask or not endpoint.fetch:
+        return
+    try:
+        found = listed(apis.of(endpoint, priority="retry"))
+    except WebhooksError:
+        return
+    ours = [one for one in found if one.ours or (one.ours is None and _is_at(endpoint, one.url))]
+    yield _duplicates(endpoint, found)
+    if ours:
+        yield _url(endpoint, ours[0])
+        yield _types(handlers, endpoint, ours)
+        yield _version(endpoint, ours[0])
+
+
+def _duplicates(endpoint: Endpoint, found: Sequence[Subscription]) -> Finding:
+    """An old endpoint that was never deleted, a wildcard beside specific types: both send us the same events."""
+    here = [one for one in found if one.enabled and (one.ours or _is_at(endpoint, one.url))]
+    twice = [
+        (one, other)
+        for n, one in enumerate(here)
+        for other in here[n + 1 :]
+        if _overlap(one.types, other.types)
+    ]
+    named = sorted({one.id for pair in twice for one in pair})
+    return Finding(
+        endpoint.name,
+        "duplicate_endpoints",
+        not twice,
+        f"{' and '.join(named)} at {endpoint.provider.name} send the same types here"
+        if twice
+        else "nothing comes twice",
+        {"subscriptions": [{"id": one.id, "url": one.url, "types": list(one.types)} for one in here]}
+        if twice
+        else {},
+    )
+
+
+def _overlap(some: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether a type may fit both; one that says nothing may mean everything."""
+    return (
+        not some
+        or not others
+        or any(fnmatchcase(one, other) or fnmatchcase(other, one) for one in some for other in others)
+    )
+
+
+def _is_at(endpoint: Endpoint, url: str) -> bool:
+    """Whether a URL is one of this endpoint's: its last part is the endpoint's name or alias."""
+    parts = urlsplit(url)
+    if endpoint.public_url is not None and parts.netloc != urlsplit(endpoint.public_url).netloc:
+        return False
+    return parts.path.rstrip("/").rpartition("/")[2] in {endpoint.name, *endpoint.aliases}
+
+
+def _url(endpoint: Endpoint, one: Subscription) -> Finding:
+    right = _is_at(endpoint, one.url)
+    return Finding(endpoint.name, "wrong_url", right, f"{endpoint.provider.name} sends to {one.url}")
+
+
+def _types(handlers: Handlers, endpoint: Endpoint, ours: Sequence[Subscription]) -> Finding:
+    """Types that handlers wait for and nobody sends; beside them those that are sent and nobody waits for."""
+    patterns = [pattern for one in ours for pattern in one.types]
+    wanted = {
+        type_
+        for handler in handlers
+        if handler.verb == "on" and handler.is_for(endpoint)
+        for type_ in handler.types
+        if not set("*?[") & set(type_)
+    }
+    lacking = sorted(type_ for type_ in wanted if patterns and not _fits(type_, patterns))
+    idle = sorted(
+        pattern
+        for pattern in patterns
+        if not set("*?[") & set(pattern)
+        and handlers.any_for(endpoint)
+        and not handlers.ons(endpoint, pattern)
+    )
+    detail = (
+        f"not subscribed: {', '.join(lacking)}" if lacking else "every type that has a handler is subscribed"
+    )
+    if idle:
+        detail += f"; subscribed without an `on` handler: {', '.join(idle)}"
+    return Finding(
+        endpoint.name, "not_subscribed", not lacking, detail, {"missing": lacking, "unhandled": idle}
+    )
+
+
+def _fits(type_: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(type_, pattern) for pattern in patterns)
+
+
+def _version(endpoint: Endpoint, one: Subscription) -> Finding:
+    """Deliveries of another API version than we fetch matter only where the delivery is what is applied."""
+    fetched = endpoint.setting("api_version") if "api_version" in endpoint.provider.settings else ""
+    same = not one.api_version or not fetched or one.api_version == fetched
+    detail = (
+        "the same version is delivered and fetched"
+        if same
+        else f"deliveries are of version {one.api_version}, fetches of {fetched}"
+    )
+    return Finding(endpoint.name, "api_version", same or endpoint.fetches, detail)
