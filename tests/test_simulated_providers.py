@@ -79,3 +79,18 @@ def test_what_a_simulator_sends_is_signed_for_the_url_that_it_calls() -> None:
     simulator.deliver()
     provider = providers.get("twilio")
     assert provider.signature.verify(sent[0], [simulator.service.secret], 0) == simulator.service.secret
+
+
+def test_a_lost_change_that_left_the_version_as_it_was_is_found_by_the_content(sqlite_url: str) -> None:
+    """Slack's users have a clock of seconds, Twilio's messages a rank that several states share."""
+    with Simulator("slack") as simulator, build(sqlite_url, {"slack": simulator.config}) as app:
+        simulator._send = lambda request: post(app, "/webhooks/slack", request).status_code
+        user = simulator.create("user", title="first")
+        simulator.deliver()
+        apply(app)
+        simulator.update(user, silent=True, title="second", updated=simulator.world.truth()[user]["updated"])  # type: ignore[index]
+        run = state(app).reconciler.reconcile(state(app).endpoints["slack"])
+        assert run is not None
+        assert (run.missed, run.healed) == (1, 1)
+        apply(app)
+        assert simulator.drift(rows(app, "objects")) == []
