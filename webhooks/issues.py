@@ -104,8 +104,8 @@ KINDS: Mapping[str, Kind] = {
         "look whether it happened, then settle it with `flask webhooks effects`",
     ),
     "effects": Kind(
-        "Side effects have failed for good, or nobody knows whether they were done.",
-        "see `flask webhooks effects list --state unknown` and `--state dead`; settle the ones and redrive the others",
+        "Side effects have failed for good: they did not happen.",
+        "see `flask webhooks effects list --state dead`, mend what failed, and redrive them",
     ),
     "beat_silent": Kind(
         "Beat, or the worker that hears it, has stopped: nothing is swept, recovered or checked.",
