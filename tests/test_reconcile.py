@@ -423,3 +423,40 @@ def test_a_large_listing_is_compared_set_against_set_with_few_statements(stripe:
     with stripe.shop.state.inbox.engine.connect() as connection:
         marked = connection.scalar(select(func.count()).where(o.c.unlisted_at.is_not(None)))
     assert marked == 3
+
+
+def test_more_objects_than_a_page_with_the_same_time_are_all_found(github: Beside) -> None:
+    """The border between two pages lies within one second."""
+    at = github.clock().replace(microsecond=0)
+    github.provider.world.clock = lambda: at
+    for number in range(230):
+        github.provider.create("issue", silent=True, title=f"issue {number}")
+    for number in range(120):
+        github.provider.create("pull_request", silent=True, title=f"pull request {number}")
+    assert github.reconcile().healed == 350
+    assert github.is_equal()
+
+
+def test_a_run_that_was_killed_while_it_mended_goes_on_with_the_rest(stripe: Beside) -> None:
+    for number in range(250):
+        stripe.provider.create("customer", silent=True, email=f"{number}@example.test")
+    comparing = stripe.shop.state.reconciler._reconciling.comparing
+    real, batches = type(comparing).look, 0
+
+    def look(self: Any, *args: Any, **how: Any) -> Any:
+        nonlocal batches
+        batches += 1
+        if batches == 2:
+            raise KeyboardInterrupt
+        return real(self, *args, **how)
+
+    type(comparing).look = look  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stripe.reconciler.reconcile(stripe.endpoint)
+    finally:
+        type(comparing).look = real  # type: ignore[method-assign]
+    stripe.work()
+    assert len(stripe.shop.copies()) == 100
+    assert stripe.reconcile().healed == 150
+    assert stripe.is_equal()

@@ -266,3 +266,42 @@ def test_runs_keep_their_report_and_their_watermark(stripe: Beside) -> None:
     assert row.report["undelivered"] == {"count": 0, "missing": 0}
     assert jsontext.dumps(row.report)
     assert run.id == row.id
+
+
+def test_connected_accounts_have_logs_and_lists_of_their_own(stripe: Beside) -> None:
+    stripe.clock.is_now()
+    known = stripe.provider.create("customer", account="acct_1", email="known@example.test")
+    stripe.live()
+    stripe.recover()
+    stripe.provider.update(known, email="lost@example.test")
+    lost = stripe.provider.create("customer", account="acct_1", email="lost too@example.test")
+    stripe.lose_all()
+    assert stripe.recover().healed == 2
+    quiet = stripe.provider.create("customer", account="acct_1", silent=True, email="silent@example.test")
+    stripe.reconcile()
+    assert {("customer", key[2]) for key in (known, lost, quiet)} <= set(stripe.shop.copies())
+    assert stripe.is_equal()
+
+
+def test_an_account_that_has_shut_us_out_does_not_end_the_run_of_the_others(stripe: Beside) -> None:
+    stripe.clock.is_now()
+    stripe.recover()
+    stripe.provider.create("customer", account="acct_gone", email="a@example.test")
+    stripe.provider.create("customer", account="acct_there", email="b@example.test")
+    stripe.live()
+    stripe.provider.create("customer", account="acct_there", email="c@example.test")
+    stripe.lose_all()
+    real = stripe.provider.service.answer
+
+    def shut(world: Any, call: Any) -> Answer:
+        if call.headers.get("Stripe-Account") == "acct_gone":
+            return Answer(403, {"error": {"code": "account_invalid"}})
+        return real(world, call)
+
+    stripe.provider.service.answer = shut  # type: ignore[method-assign]
+    try:
+        run = stripe.recover()
+    finally:
+        stripe.provider.service.answer = real  # type: ignore[method-assign]
+    assert run.healed == 1
+    assert run.report["accounts_closed"] == ["acct_gone"]

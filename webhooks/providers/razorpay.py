@@ -50,6 +50,16 @@ PATHS: Mapping[str, str] = {
 }
 """Kind → where the API lists it and, with an id behind, serves it (razorpay 2.0.1, `constants/url.py`)."""
 
+FINAL = {
+    "order": lambda order: order.get("status") == "paid",
+    "payment": lambda payment: payment.get("status") in {"failed", "refunded"},
+    "refund": lambda refund: refund.get("status") in {"processed", "failed"},
+    "settlement": lambda settlement: settlement.get("status") in {"processed", "failed"},
+    "subscription": lambda subscription: subscription.get("status") in {"completed", "cancelled", "expired"},
+}
+"""Kind → whether it is in its last state (https://razorpay.com/docs/api, the entity of each). A captured payment may still be
+refunded."""
+
 LISTED = ("payment", "order", "refund", "subscription", "settlement")
 """Kinds whose list takes `from` and `to`, which are times of creation."""
 
@@ -290,6 +300,7 @@ provider = Provider(
     kinds=tuple(PATHS),
     version=version,
     list_changed=list_changed,
+    final=FINAL,
     endpoint_health=endpoint_health,
     authoritative={
         # Also payment.captured, for who does not use orders; both are sent, so only one may decide.

@@ -45,6 +45,15 @@ from ..signatures import header_bytes, hmac, require_match, usable
 
 __all__ = ["provider"]
 
+FINAL = {
+    "call": lambda call: call.get("status") in {"completed", "busy", "failed", "no-answer", "canceled"},
+    "message": lambda message: (
+        message.get("status") in {"delivered", "undelivered", "failed", "received", "canceled", "read"}
+    ),
+}
+"""Kind → whether it is in its last state (https://www.twilio.com/docs/messaging/api/message-resource#message-status-values,
+https://www.twilio.com/docs/voice/api/call-resource#call-status-values)."""
+
 PATHS: Mapping[str, str] = {"message": "Messages", "call": "Calls"}
 
 RANKS: Mapping[str, Mapping[str, int]] = {
@@ -516,6 +525,7 @@ provider = Provider(
     kinds=tuple(PATHS),
     version=version,
     list_changed=list_changed,
+    final=FINAL,
     list_events=list_events,
     endpoint_health=endpoint_health,
     authoritative={

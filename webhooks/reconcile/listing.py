@@ -144,10 +144,8 @@ class Listing:
         else:
             raw: Any = self._connection.connection.cursor()
             with raw.copy(f"COPY {self._listed.name} ({', '.join(names)}) FROM STDIN") as copy:
-                for row in rows:
-                    copy.write_row(
-                        [value.replace("\0", "") if isinstance(value, str) else value for value in row]
-                    )
+                # One text for the chunk: row by row it would take twice as long.
+                copy.write("".join(map(_line, rows)))
             raw.close()
         self._connection.commit()
 
@@ -245,6 +243,22 @@ class Listing:
             total += marked
             if marked < MARKED:
                 return total
+
+
+def _line(row: tuple[Any, ...]) -> str:
+    """A row as COPY reads it."""
+    return "\t".join([_field(value) for value in row]) + "\n"
+
+
+def _field(value: Any) -> str:
+    if value is None:
+        return "\\N"
+    if not isinstance(value, str):
+        return str(value)
+    return value if value.isprintable() and "\\" not in value else value.translate(_ESCAPED)
+
+
+_ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": None})
 
 
 def _aware(moment: datetime | None) -> datetime | None:

@@ -16,6 +16,7 @@ from ..inbox import Inbox
 from ..inbox.marks import Marks
 from ..inbox.rows import stored_key
 from ..provider import Change, ObjectRef, instant
+from .accounts import of_all_accounts
 from .comparing import Comparing
 from .limits import BATCH, EPOCH, FULL_SWEEP_EVERY, REREAD, SWEEP_CALLS
 from .listing import Candidate, Listing
@@ -84,9 +85,10 @@ class Reconciling:
         dry: bool = False,
         kind: str | None = None,
     ) -> None:
-        assert endpoint.provider.list_changed is not None
-        api = self.apis.of(endpoint, priority="reconcile")
-        changes = self._wanted(endpoint, endpoint.provider.list_changed(api, since), kind)
+        listed = endpoint.provider.list_changed
+        assert listed is not None
+        every = of_all_accounts(self.inbox, self.apis, endpoint, run, lambda api: listed(api, since))
+        changes = self._wanted(endpoint, every, kind)
         for size in listing.read(changes):
             run.seen += size
             self.runs.goes_on(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..inbox import Arrival, Inbox, arrival
 from ..inbox.marks import Marks
 from ..inbox.rows import stored_key
 from ..provider import LogEntry
+from .accounts import of_all_accounts
 from .limits import BATCH, SETTLE, SLICE
 from .runs import Run, Runs
 
@@ -80,12 +82,11 @@ class Recovering:
             run.since = reach
 
     def _read(self, endpoint: Endpoint, run: Run, *, settle: bool) -> None:
-        api = self._apis.of(endpoint, priority="reconcile")
         now = datetime.now(UTC)
         until = now - SETTLE if settle else None
         undelivered: dict[str, Any] = {"count": 0, "missing": 0}
         try:
-            for _, end, entries in self._pieces(endpoint, api, run.since, now):
+            for _, end, entries in self._pieces(endpoint, run, now):
                 for batch in _batches(entries, BATCH):
                     run.seen += len(batch)
                     _note_undelivered(undelivered, batch)
@@ -109,16 +110,22 @@ class Recovering:
         self._marks.put(endpoint.name, UNDELIVERED, found)
 
     def _pieces(
-        self, endpoint: Endpoint, api: HttpApi, since: datetime, now: datetime
+        self, endpoint: Endpoint, run: Run, now: datetime
     ) -> Iterator[tuple[datetime, datetime, Iterable[LogEntry]]]:
         """(from, until, the entries of that time), oldest first, where the log can be asked so; else all at once."""
         between, whole = endpoint.provider.list_events_between, endpoint.provider.list_events
         assert whole is not None
-        begin = since
+        begin = run.since
         while between is not None and now - begin > SLICE:
-            yield begin, begin + SLICE, between(api, begin, begin + SLICE)
-            begin += SLICE
-        yield begin, now, whole(api, begin)
+            since, until = begin, begin + SLICE
+            ask = partial(_stretch, between, since, until)
+            yield since, until, of_all_accounts(self._inbox, self._apis, endpoint, run, ask)
+            begin = until
+        yield (
+            begin,
+            now,
+            of_all_accounts(self._inbox, self._apis, endpoint, run, partial(_from, whole, begin)),
+        )
 
     def _ingest(self, endpoint: Endpoint, entries: Sequence[LogEntry], run: Run) -> None:
         keys = {stored_key(entry.dedup_key): entry for entry in entries if entry.dedup_key}
@@ -141,6 +148,16 @@ class Recovering:
             if asked % BATCH == 0:
                 self._runs.goes_on(run)
         run.report["redeliveries"] = asked
+
+
+def _stretch(between: Any, since: datetime, until: datetime, api: HttpApi) -> Iterable[LogEntry]:
+    found: Iterable[LogEntry] = between(api, since, until)
+    return found
+
+
+def _from(whole: Any, since: datetime, api: HttpApi) -> Iterable[LogEntry]:
+    found: Iterable[LogEntry] = whole(api, since)
+    return found
 
 
 def _read_entry(endpoint: Endpoint, key: str, entry: LogEntry) -> list[Arrival]:
