@@ -15,6 +15,8 @@ __all__ = ["FIGURES", "outcomes_page", "providers_page"]
 
 UNKNOWN = "not published"
 NOTHING = "-"
+NO_FIGURE = "no one figure"
+"""Of a limit that is not published, or that differs from plan to plan or method to method: then the answers tell."""
 
 FIGURES = ("respond_within", "retries", "retry_window", "log_window", "disables", "max_body")
 """The fields of a policy that are figures, each of which needs a source."""
@@ -221,7 +223,7 @@ def _disables(policy: Policy) -> str:
 def _rate(provider: Provider) -> str:
     rate = provider.api.rate if provider.api is not None else None
     if rate is None:
-        return NOTHING if provider.api is None else UNKNOWN
+        return NOTHING if provider.api is None else NO_FIGURE
     return f"{rate.calls:,} in {_span(rate.per)}"
 
 
