@@ -15,6 +15,8 @@ __all__ = ["FIGURES", "outcomes_page", "providers_page"]
 
 UNKNOWN = "not published"
 NOTHING = "-"
+NO_FIGURE = "no one figure"
+"""Of a limit that is not published, or that differs from plan to plan or method to method: then the answers tell."""
 
 FIGURES = ("respond_within", "retries", "retry_window", "log_window", "disables", "max_body")
 """The fields of a policy that are figures, each of which needs a source."""
@@ -81,12 +83,33 @@ def providers_page(providers: Sequence[Provider]) -> str:
         ),
         "## What its API gives back\n",
         _table(
-            ("provider", "fetch", "version", "list", "log", "redeliver", "health"),
+            (
+                "provider",
+                "fetch",
+                "version",
+                "list",
+                "log",
+                "redeliver",
+                "health",
+                "its endpoints",
+                "API rate",
+            ),
             (
                 (
                     _link(p),
                     f"{len(p.kinds)} kind{'s' * (len(p.kinds) > 1)}" if p.fetch else NOTHING,
-                    *map(_mark, (p.version, p.list_changed, p.list_events, p.redeliver, p.endpoint_health)),
+                    *map(
+                        _mark,
+                        (
+                            p.version,
+                            p.list_changed,
+                            p.list_events,
+                            p.redeliver,
+                            p.endpoint_health,
+                            p.subscriptions,
+                        ),
+                    ),
+                    _rate(p),
                 )
                 for p in providers
             ),
@@ -116,13 +139,13 @@ def _coded(meanings: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 def _section(provider: Provider) -> str:
     policy = provider.policy
+    rate = provider.api.rate if provider.api is not None else None
+    figures = [(NAMES[name], _figure(policy, name), _source(policy, name)) for name in FIGURES]
+    figures.append(("Calls of its API", _rate(provider), f"<{rate.source}>" if rate else NOTHING))
     lines = [
         f"## {provider.name}\n",
         f"[Documentation]({provider.docs}); checked on {policy.checked}.\n",
-        _table(
-            ("figure", "value", "source"),
-            ((NAMES[name], _figure(policy, name), _source(policy, name)) for name in FIGURES),
-        ),
+        _table(("figure", "value", "source"), figures),
     ]
     if provider.kinds:
         lines.append(f"**Fetches**: {_list(provider.kinds)}.\n")
@@ -130,6 +153,10 @@ def _section(provider: Provider) -> str:
         function: Callable[..., Any] | None = getattr(provider, name)
         said = inspect.getdoc(function) if function is not None else "The provider offers no such thing."
         lines.append(f"**{title}**: {_flat(said or 'Yes.')}\n")
+    if provider.final:
+        lines.append(
+            f"**Read again until their last state**: {_list(provider.final)}; their lists only know when they were created.\n"
+        )
     if provider.authoritative:
         lines.append("**What should decide a flow**\n")
         lines.append(
@@ -191,6 +218,13 @@ def _disables(policy: Policy) -> str:
         f"after {found.after_failures} failures" if found.after_failures else "",
     ]
     return ": ".join(filter(None, (*after, found.how)))
+
+
+def _rate(provider: Provider) -> str:
+    rate = provider.api.rate if provider.api is not None else None
+    if rate is None:
+        return NOTHING if provider.api is None else NO_FIGURE
+    return f"{rate.calls:,} in {_span(rate.per)}"
 
 
 def _source(policy: Policy, name: str) -> str:

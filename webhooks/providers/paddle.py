@@ -21,6 +21,7 @@ from ..provider import (
     ObjectRef,
     Policy,
     Provider,
+    Rate,
     Redelivery,
     Request,
     Sample,
@@ -267,7 +268,14 @@ provider = Provider(
     secret_problem=secret_problem,
     livemode=livemode,
     # For the sandbox set the endpoint's `api_base_url` to https://sandbox-api.paddle.com.
-    api=ApiSpec("https://api.paddle.com", {"Authorization": "Bearer {api_key}", "Paddle-Version": "1"}),
+    api=ApiSpec(
+        "https://api.paddle.com",
+        {"Authorization": "Bearer {api_key}", "Paddle-Version": "1"},
+        # Of one IP address; who goes over it is shut out for a minute.
+        rate=Rate(
+            240, timedelta(minutes=1), "https://developer.paddle.com/api-reference/about/rate-limiting"
+        ),
+    ),
     fetch=fetch,
     kinds=("adjustment", *PATHS, *OF_A_CUSTOMER),
     version=version,
