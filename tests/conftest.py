@@ -75,6 +75,13 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture
 def fresh_postgres(postgres_url: str) -> Iterator[str]:
     """The SQLAlchemy URL of a new, empty PostgreSQL database, which is dropped after the test."""
+    with new_database(postgres_url) as url:
+        yield url
+
+
+@contextmanager
+def new_database(postgres_url: str) -> Iterator[str]:
+    """A new, empty database on that server, which is dropped at the end."""
     server = make_url(postgres_url)
     name = f"inbox_test_{secrets.token_hex(6)}"
     with _administrator(server) as administrator:

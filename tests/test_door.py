@@ -14,7 +14,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from werkzeug.test import TestResponse
 
 from tests import apps
 from tests.apps import GITHUB, STRIPE, apply, build, deliver, post, rows, signed
+from tests.conftest import new_database
 from webhooks import Webhooks, providers
 from webhooks.extension import state
 from webhooks.inbox import Inbox
@@ -45,30 +46,50 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     apps.front_door = False
 
 
-@pytest.fixture
-def app(database_url: str) -> Iterator[Flask]:
-    """Both endpoints; nothing is fetched, so that what the deliveries carry is applied."""
-    with build(
-        database_url, {"stripe": {**STRIPE, "fetch": False}, "github": {**GITHUB, "fetch": False}}
-    ) as made:
+BOTH = {"stripe": {**STRIPE, "fetch": False}, "github": {**GITHUB, "fetch": False}}
+"""Nothing is fetched, so that what the deliveries carry is applied."""
+
+
+@contextmanager
+def on_sqlite(folders: pytest.TempPathFactory) -> Iterator[Flask]:
+    with build(f"sqlite:///{folders.mktemp('door') / 'inbox.sqlite'}", BOTH) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def one_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
-    url = f"sqlite:///{tmp_path_factory.mktemp('door') / 'inbox.sqlite'}"
-    with build(url, {"stripe": {**STRIPE, "fetch": False}, "github": {**GITHUB, "fetch": False}}) as made:
+def sqlite_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
+    with on_sqlite(tmp_path_factory) as made:
         yield made
 
 
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def shared_app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
+    if request.param == "sqlite":
+        with on_sqlite(tmp_path_factory) as made:
+            yield made
+    else:
+        with new_database(request.getfixturevalue("postgres_url")) as url, build(url, BOTH) as made:
+            yield made
+
+
 @pytest.fixture
-def light(one_app: Flask) -> Flask:
-    """The same on SQLite alone, emptied for each test: for what has nothing to do with the database."""
-    tables = state(one_app).tables
-    with state(one_app).inbox.transaction() as connection:
+def app(shared_app: Flask) -> Flask:
+    """Both endpoints, on both databases, with empty tables: an app for each test would take most of the time."""
+    return emptied(shared_app)
+
+
+@pytest.fixture
+def light(sqlite_app: Flask) -> Flask:
+    """The same on SQLite alone: for what has nothing to do with the database."""
+    return emptied(sqlite_app)
+
+
+def emptied(app: Flask) -> Flask:
+    tables = state(app).tables
+    with state(app).inbox.transaction() as connection:
         for table in (tables.events, tables.bodies, tables.objects, tables.processed_events):
             connection.execute(table.delete())
-    return one_app
+    return app
 
 
 def bodies(app: Flask) -> list[bytes]:
@@ -167,21 +188,22 @@ def test_a_github_form_is_verified_as_a_form_and_read_as_json(light: Flask) -> N
     assert rows(light, "objects")[0].data == {"id": 9, "number": 7}
 
 
-def test_a_hook_of_the_host_may_read_the_form_first(app: Flask) -> None:
+def test_a_hook_of_the_host_may_read_the_form_first(sqlite_url: str) -> None:
     """A03"""
     seen: list[str] = []
+    with build(sqlite_url, BOTH) as app:
 
-    @app.before_request
-    def read_everything() -> None:
-        from flask import request
+        @app.before_request
+        def read_everything() -> None:
+            from flask import request
 
-        seen.append(request.form["payload"])
+            seen.append(request.form["payload"])
 
-    body = b"payload=" + quote('{"action":"opened","issue":{"id":9,"number":7}}').encode()
-    assert_recorded(send_github(app, body, Content_Type="application/x-www-form-urlencoded"))
-    # No hook of the host's runs for what the front door takes.
-    assert seen == ([] if apps.front_door else ['{"action":"opened","issue":{"id":9,"number":7}}'])
-    assert bodies(app) == [body]
+        body = b"payload=" + quote('{"action":"opened","issue":{"id":9,"number":7}}').encode()
+        assert_recorded(send_github(app, body, Content_Type="application/x-www-form-urlencoded"))
+        # No hook of the host's runs for what the front door takes.
+        assert seen == ([] if apps.front_door else ['{"action":"opened","issue":{"id":9,"number":7}}'])
+        assert bodies(app) == [body]
 
 
 def test_emoji_and_accents_are_no_reason_to_refuse(light: Flask) -> None:
@@ -749,8 +771,7 @@ def test_an_odd_delivery_of_stripe_is_recorded_and_applied_or_told_of(
 
 
 def test_odd_deliveries_are_recorded_and_applied_or_told_of_on_postgresql(fresh_postgres: str) -> None:
-    endpoints = {"stripe": {**STRIPE, "fetch": False}, "github": {**GITHUB, "fetch": False}}
-    with build(fresh_postgres, endpoints) as app:
+    with build(fresh_postgres, BOTH) as app:
         with state(app).inbox.engine.begin() as connection:
             # A session that is ahead of UTC reads the end of the year 9999 as a date that there is not.
             connection.execute(
@@ -798,7 +819,7 @@ def test_ids_beyond_what_a_float_holds_stay_exact(app: Flask) -> None:
     assert rows(app, "events")[0].object_id.endswith("993")
 
 
-@pytest.mark.parametrize("guid", ["", " ", "\t"])
+@pytest.mark.parametrize("guid", ["", "\t"])
 def test_deliveries_without_an_id_are_told_apart_by_their_content(app: Flask, guid: str) -> None:
     """A40, A41: never the first kept and the second dropped; the same bytes three times are one event."""
     one, two = (b'{"action":"opened","issue":{"id":%d,"number":1}}' % n for n in (1, 2))

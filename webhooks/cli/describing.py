@@ -9,6 +9,7 @@ from rich.console import Console
 
 from .. import providers as _providers
 from ..provider import Disables, Provider
+from .matrix import providers_page
 from .output import Answer, command, plain, table, words
 
 __all__ = ["describe", "providers"]
@@ -29,12 +30,16 @@ COLUMNS = (
 
 @command(app=False)
 @click.argument("name", required=False)
-def providers(name: str | None) -> Answer:
+@click.option("--markdown", is_flag=True, help="Print the page of the reference, in Markdown.")
+def providers(name: str | None, *, markdown: bool) -> Answer | None:
     """What the providers sign, promise and offer: one table of all, or everything about the one called NAME.
 
     `unknown` means that the provider's documentation does not say it. Needs no app.
     """
     found = [_providers.get(each) for each in ([name] if name else _providers.names())]
+    if markdown:
+        click.echo(providers_page(found), nl=False)
+        return None
     rows = [describe(each) for each in found]
     if name:
         return Answer(rows[0], lambda where: _one(where, rows[0], found[0]))

@@ -295,7 +295,7 @@ def _sample(given: Mapping[str, str], wanted: Sample) -> Request:
     kind = given["object_kind"] or wanted.type.rpartition(".")[0] or wanted.type
     values: list[tuple[str, Any]] = [
         (given["object_path"], dict(wanted.object or {})),
-        (given["object_id_path"], wanted.id.lower()),
+        (given["object_id_path"], _own_id(given, wanted.object) or wanted.id.lower()),
         (given["object_kind_path"], kind),
         ("" if given["type_header"] else given["type_path"], wanted.type),
         ("" if given["id_header"] else given["id_path"], wanted.id),
@@ -311,6 +311,13 @@ def _sample(given: Mapping[str, str], wanted: Sample) -> Request:
         given["id_header"]: wanted.id,
     }
     return Request("POST", "", {name: value for name, value in headers.items() if name}, jsontext.dumps(body))
+
+
+def _own_id(given: Mapping[str, str], thing: Mapping[str, Any] | None) -> str:
+    """The id that the object already has, where its place is within the object."""
+    inside = given["object_path"] and given["object_path"] + "."
+    path = given["object_id_path"]
+    return as_text(_at(dict(thing or {}), path.removeprefix(inside))) if path.startswith(inside) else ""
 
 
 def _put(body: dict[str, Any], keys: Sequence[str], value: Any) -> None:

@@ -401,6 +401,7 @@ provider = Provider(
         sources={
             "respond_within": "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
             "retries": "https://docs.github.com/en/webhooks/using-webhooks/handling-failed-webhook-deliveries",
+            "retry_window": "https://docs.github.com/en/webhooks/using-webhooks/handling-failed-webhook-deliveries",
             "log_window": "https://docs.github.com/en/webhooks/testing-and-troubleshooting-webhooks/redelivering-webhooks",
             "max_body": "https://docs.github.com/en/webhooks/webhook-events-and-payloads",
         },

@@ -298,6 +298,8 @@ provider = Provider(
         sources={
             "retry_window": "https://docs.stripe.com/webhooks",
             "log_window": "https://docs.stripe.com/webhooks/process-undelivered-events",
+            # Stripe's own page has no sentence on it; a receiver quotes the e-mail.
+            "disables": "https://dev.to/edhiblemeer",
         },
     ),
     settings=("api_key", "api_version", "endpoint_id"),

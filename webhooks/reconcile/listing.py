@@ -116,10 +116,11 @@ class Listing:
         version: Any = change.changed_at
         if change.data is not None and provider.version is not None:
             version = provider.version(ref, change.data)
-        if provider.version is None:
+        # A version with a fine clock tells two states apart by itself; all else is told by the content: what is no
+        # instant may be a rank that two states share, or seconds in which two changes fit.
+        if provider.version is None or not isinstance(version, datetime):
             version = None
-        # A version with a fine clock tells two states apart by itself; all else is told by the content.
-        certain = version is not None and not (isinstance(version, datetime) and version.microsecond == 0)
+        certain = version is not None and version.microsecond != 0
         digest = None if certain or change.data is None else jsontext.digest(change.data)
         fresh_after = version + RACY if isinstance(version, datetime) else None
         return (

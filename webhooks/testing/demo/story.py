@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import func, select
@@ -20,6 +20,9 @@ FAULTS = DeliveryFaults(duplicates=0.25, reordered=0.3, lost=0.08, unanswered=0.
 
 RATE = 15.0
 """Changes per second and provider."""
+
+APART = 0.002
+"""Seconds between two changes, at least: where nothing can be fetched, times of a millisecond tell which is newer."""
 
 SETTLE = 45.0
 """Seconds in which the database must have become equal once nothing changes any more."""
@@ -64,20 +67,22 @@ class Story:
 
     def begin(self) -> None:
         """Start changing objects and delivering events."""
+        self.misbehave()
         for name, simulator in self.simulators.items():
-            can_heal = (
-                simulator.provider.list_events is not None or simulator.provider.list_changed is not None
-            )
-            simulator.delivery = (
-                FAULTS if can_heal else DeliveryFaults(duplicates=0.25, reordered=0.3, unanswered=0.05)
-            )
             for work in (self._change, self._deliver):
                 thread = threading.Thread(target=work, args=(name, simulator), daemon=True)
                 thread.start()
                 self._threads.append(thread)
 
+    def misbehave(self) -> None:
+        """Let deliveries go wrong from now on; lost are only those that can be found again."""
+        for simulator in self.simulators.values():
+            provider = simulator.provider
+            can_heal = provider.list_events is not None or provider.list_changed is not None
+            simulator.delivery = FAULTS if can_heal else replace(FAULTS, lost=0.0)
+
     def _change(self, name: str, simulator: Simulator) -> None:
-        while not self._stop.wait(simulator.chance.expovariate(RATE)):
+        while not self._stop.wait(max(simulator.chance.expovariate(RATE), APART)):
             self.change_once(name, simulator)
 
     def change_once(self, name: str, simulator: Simulator) -> None:

@@ -15,7 +15,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from importlib import import_module
 from typing import Any, Protocol, Self
@@ -51,15 +51,20 @@ class Service(Protocol):
     settings: dict[str, str]
     kinds: tuple[str, ...]
     secret: str
+    account: str
+    """What its events name as their account unless another one is asked for."""
 
     def new(self, world: World, kind: str, id_: str, fields: dict[str, Any]) -> dict[str, Any]: ...
     def id_of(self, kind: str, number: int) -> str: ...
     def changed(self, world: World, data: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]: ...
-    def event_type(self, kind: str, what: str) -> str: ...
+    def event_type(self, kind: str, what: str, data: dict[str, Any]) -> str: ...
     def deletable(self, kind: str) -> bool: ...
     def request(
         self, happening_id: str, type_: str, at: datetime, key: Key, snapshot: dict[str, Any]
     ) -> Request: ...
+    def signed_at(self, happening: Happening, now: datetime) -> datetime:
+        """The time that an attempt carries."""
+
     def answer(self, world: World, call: Call) -> Answer: ...
 
 
@@ -180,6 +185,7 @@ class Simulator:
     def send_to(self, url: str, *, timeout: float = 30.0) -> None:
         """Deliver over HTTP to this URL."""
         pool = urllib3.PoolManager(maxsize=16)
+        self.world.url = self.world.url or url
 
         def send(request: Request) -> int | None:
             try:
@@ -204,7 +210,7 @@ class Simulator:
         self, kind: str, *, account: str = "", id_: str | None = None, silent: bool = False, **fields: Any
     ) -> Key:
         """A new object; `silent` makes no event of it."""
-        key = (account, kind, id_ or self.service.id_of(kind, next(self._numbers)))
+        key = (account or self.service.account, kind, id_ or self.service.id_of(kind, next(self._numbers)))
         data = self.service.new(self.world, kind, key[2], fields)
         self._change(key, data, "created", data, silent=silent)
         return key
@@ -238,7 +244,7 @@ class Simulator:
         with self.world.lock:
             self.world.put(key, data)
             if not silent:
-                self._happen(self.service.event_type(key[1], what), key, snapshot)
+                self._happen(self.service.event_type(key[1], what, snapshot), key, snapshot)
 
     def _happen(self, type_: str, key: Key, snapshot: dict[str, Any]) -> Happening:
         at = self.world.clock()
@@ -308,7 +314,10 @@ class Simulator:
         """One delivery now, signed at this moment; the HTTP status, or None where nobody answered."""
         if self._send is None:
             raise RuntimeError("say where to: `send_to(url)`, or `send=`")
-        signed = self.provider.signature.sign(happening.request, self.service.secret, self.world.clock())
+        request = replace(happening.request, url=self.world.url)  # some schemes sign the URL
+        signed = self.provider.signature.sign(
+            request, self.service.secret, self.service.signed_at(happening, self.world.clock())
+        )
         status = self._send(signed)
         self._attempted(happening, status, redelivery=bool(happening.attempts))
         self.counts.deliveries += 1

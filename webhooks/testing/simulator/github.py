@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ... import jsontext
 from ...provider import Request, Sample
 from ...providers.github import sample
-from .world import Answer, Attempt, Call, Key, World
+from .world import Answer, Attempt, Call, Happening, Key, World
 
 __all__ = ["service"]
 
@@ -34,6 +34,7 @@ class GithubService:
     }
     kinds = ("issue", "pull_request")
     secret = "simulated github secret"  # noqa: S105 - a made-up one
+    account = ""
 
     def new(self, world: World, kind: str, id_: str, fields: dict[str, Any]) -> dict[str, Any]:
         """The first state of an object."""
@@ -54,8 +55,11 @@ class GithubService:
         """Its next state."""
         return {**data, "updated_at": _text(world.clock()), **fields}
 
-    def event_type(self, kind: str, what: str) -> str:
+    def event_type(self, kind: str, what: str, data: dict[str, Any]) -> str:
         return f"{EVENTS[kind]}.{ACTIONS.get(what, what)}"
+
+    def signed_at(self, happening: Happening, now: datetime) -> datetime:
+        return now
 
     def deletable(self, kind: str) -> bool:
         return kind == "issue"

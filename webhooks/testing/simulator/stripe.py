@@ -26,6 +26,7 @@ class StripeService:
     settings: ClassVar[dict[str, str]] = {"api_key": "sk_test_simulated", "endpoint_id": "we_simulated"}
     kinds = ("customer", "product", "subscription", "checkout.session")
     secret = "whsec_simulated_0123456789abcdef"  # noqa: S105 - a made-up one
+    account = ""
 
     def new(self, world: World, kind: str, id_: str, fields: dict[str, Any]) -> dict[str, Any]:
         """The first state of an object."""
@@ -45,8 +46,11 @@ class StripeService:
         """Its next state. Like most kinds it has no field that says when it changed."""
         return {**data, **fields}
 
-    def event_type(self, kind: str, what: str) -> str:
+    def event_type(self, kind: str, what: str, data: dict[str, Any]) -> str:
         return f"{PREFIX.get(kind, kind)}.{what}"
+
+    def signed_at(self, happening: Happening, now: datetime) -> datetime:
+        return now
 
     def deletable(self, kind: str) -> bool:
         return kind in DELETABLE

@@ -1,0 +1,35 @@
+"""`make bench`, or `python -m benchmarks [NAME …]`: run benchmarks, print them, write results/latest.json."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from rich.console import Console
+from rich.table import Table
+
+from .machine import Figures, write
+
+BENCHMARKS = ("verify", "apply")
+
+
+def main(names: list[str]) -> None:
+    console = Console()
+    results: dict[str, Figures] = {}
+    for name in names or BENCHMARKS:
+        if name not in BENCHMARKS:
+            sys.exit(f"there is no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+        results[name] = import_module(f"benchmarks.{name}").run()
+        table = Table("variant", "median", "range", "unit", title=name, title_justify="left")
+        for variant, figures in results[name].items():
+            table.add_row(
+                variant,
+                f"{figures['median']:,}",
+                f"{figures['min']:,} to {figures['max']:,}",
+                figures["unit"],
+            )
+        console.print(table)
+    console.print(f"written to {write(results).relative_to(write(results).parent.parent.parent)}")
+
+
+main(sys.argv[1:])
