@@ -5,6 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS   := requirements
+JOBS   ?= 4
+PYTEST := -m pytest -n $(JOBS) --dist loadscope
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all lint format bench requirements clean
@@ -24,13 +26,13 @@ run: $(VENV)/.run
 
 test: $(VENV)/.dev
 	@$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not slow" $(ARGS)
+	$(BIN)/coverage run $(PYTEST) -m "not slow" $(ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
 test-all: $(VENV)/.dev
 	@$(BIN)/coverage erase
-	HYPOTHESIS_PROFILE=thorough $(BIN)/coverage run -m pytest $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(BIN)/coverage run $(PYTEST) $(ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 

@@ -23,6 +23,8 @@ from tests.services import Postgres, Unavailable, Valkey
 
 IN_CI = bool(os.environ.get("CI"))
 
+os.environ.pop("COLUMNS", None)  # test runners set it, and tables would be cut to it
+
 settings.register_profile(
     "default",
     max_examples=50,

@@ -168,9 +168,9 @@ def test_flows_tells_trigger_what_is_ignored_on_purpose_and_the_last_decisions(t
 def test_an_effect_that_nobody_will_settle_is_an_issue_until_a_person_does(till: Typed) -> None:
     key = unknown(till)
     till.run("check", exit_code=1)
-    (issue,) = [row for row in till.json("issues") if row["kind"] == "effects"]
+    (issue,) = [row for row in till.json("issues") if row["kind"] == "unknown_effect"]
     assert (issue["state"], issue["evidence"]["unknown"]) == ("open", 1)
-    assert "effects list --state unknown" in till.run("check", exit_code=1).stdout
+    assert "settle it with `flask webhooks effects`" in till.run("check", exit_code=1).stdout
     till.run("effects", "settle", key, "--done")
     till.run("check")
     assert not [row for row in till.json("issues") if row["closed_at"] is None]

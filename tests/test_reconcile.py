@@ -60,12 +60,22 @@ def test_whatever_changed_without_a_word_is_mended_and_counted_by_its_cause(gith
 
 def test_a73_an_object_with_the_time_of_the_last_one_seen_is_found_by_the_next_run(github: Beside) -> None:
     """A second is a long time: what was stamped T may become visible after the run that has read up to T."""
-    at = github.clock().replace(microsecond=0)
+    at = github.clock().replace(microsecond=0) - timedelta(seconds=30)
     github.provider.world.clock = lambda: at
     github.provider.create("issue", silent=True, title="A")
     github.reconcile()
     github.provider.create("issue", silent=True, title="B, also T")
     assert github.reconcile().healed == 1
+    assert github.is_equal()
+
+
+def test_two_states_within_one_second_of_the_providers_clock_are_told_apart(github: Beside) -> None:
+    at = github.clock().replace(microsecond=0)
+    github.provider.world.clock = lambda: at
+    key = github.provider.create("issue", title="first")
+    github.live()
+    github.provider.update(key, silent=True, title="second, and the time says nothing of it")
+    assert github.reconcile().missed == 1
     assert github.is_equal()
 
 
@@ -148,8 +158,10 @@ def test_an_object_with_open_events_is_left_to_them(stripe: Beside) -> None:
     stripe.live()
     stripe.provider.update(key, email="v1")
     stripe.provider.deliver()  # recorded, and not yet applied
+    calls = len(stripe.provider.calls)
     run = stripe.reconciler.reconcile(stripe.endpoint)
     assert run.missed == 0
+    assert f"/v1/customers/{key[2]}" not in {call.path for call in stripe.provider.calls[calls:]}
     stripe.work()
     assert stripe.is_equal()
 
@@ -329,6 +341,8 @@ def test_a_flow_that_no_event_will_decide_any_more_runs_once_where_the_object_sa
     paid, _ = lost_sessions(stripe)
     stripe.reconcile()
     assert ran == [paid[2]]
+    late = [event for event in stripe.shop.events() if event.type.startswith("reconcile.late.")]
+    assert [event.object_id for event in late] == [paid[2]]
     stripe.provider.emit("checkout.session.completed", paid)  # and then it comes after all
     stripe.live()
     stripe.reconcile()

@@ -454,6 +454,22 @@ def test_two_watches_at_once_tell_once(stripe: Beside) -> None:
     assert told.issues == [("drift", "open")]
 
 
+def test_whoever_comes_second_in_telling_does_not_tell_again(stripe: Beside) -> None:
+    """Both have seen that nobody was told; one is quicker."""
+    told, inbox = Told(), stripe.shop.state.inbox
+    Issues(inbox)._put(Finding("stripe", "drift", good=False))
+    real = inbox.transaction
+
+    def overtaken() -> Any:
+        inbox.transaction = real  # type: ignore[method-assign]
+        Issues(inbox, [told]).tell()
+        return real()
+
+    inbox.transaction = overtaken  # type: ignore[method-assign]
+    Issues(inbox, [told]).tell()
+    assert told.issues == [("drift", "open")]
+
+
 def test_a_check_can_be_about_one_endpoint_alone(stripe: Beside) -> None:
     watch: Watch = stripe.shop.state.watch
     assert {f.endpoint for f in watch.check(stripe.endpoint)} == {"stripe", "(all)"}

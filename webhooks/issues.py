@@ -101,11 +101,11 @@ KINDS: Mapping[str, Kind] = {
     ),
     "unknown_effect": Kind(
         "A side effect was started and nobody knows whether it was done.",
-        "look whether it happened, then settle it with `flask webhooks effects`",
+        "see `flask webhooks effects list --state unknown`, look whether it happened, then `flask webhooks effects settle`",
     ),
     "effects": Kind(
-        "Side effects have failed for good, or nobody knows whether they were done.",
-        "see `flask webhooks effects list --state unknown` and `--state dead`; settle the ones and redrive the others",
+        "Side effects have failed for good.",
+        "see `flask webhooks effects list --state dead`, mend the reason, then `flask webhooks effects redrive`",
     ),
     "beat_silent": Kind(
         "Beat, or the worker that hears it, has stopped: nothing is swept, recovered or checked.",

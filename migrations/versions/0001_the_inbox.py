@@ -2,7 +2,7 @@
 
 Revision ID: 0001
 Revises: 
-Create Date: 2026-12-01 18:50:54.128180
+Create Date: 2026-12-01 19:10:45.367890
 
 """
 from alembic import op

@@ -98,9 +98,7 @@ class Listing:
             finally:
                 connection.rollback()
                 for table in (made._different, made._listed):
-                    table.drop(connection, checkfirst=False) if table is made._listed else connection.execute(
-                        text(f"DROP TABLE IF EXISTS {table.name}")
-                    )
+                    connection.execute(text(f"DROP TABLE IF EXISTS {table.name}"))
                 connection.commit()
 
     def read(self, changes: Iterable[Change]) -> Iterator[int]:

@@ -7,7 +7,7 @@ hour that is half an hour after the first one that is missing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -52,13 +52,12 @@ class Silence:
 
     inbox: Inbox
     ask: Probe
-    _learned: dict[str, tuple[datetime, dict[str, Any]]] = field(default_factory=dict, repr=False)
 
     def of(self, endpoint: Endpoint, now: datetime) -> list[Finding]:
         """A finding, if it is sure that it is too quiet or that all is well; nothing in between."""
         marks = Marks(self.inbox)
         learned = self._cadence(endpoint.name, now)
-        last = self._last(endpoint.name, learned)
+        last = self._last(endpoint.name)
         newest = max(last.values(), default=None)
         if newest is None:
             return []
@@ -174,7 +173,7 @@ class Silence:
         types = {type_: Cadence.learn(counts[type_], now, began).as_json() for type_ in frequent}
         return {"at": now.isoformat(), "types": types, "last": {type_: last[type_] for type_ in frequent}}
 
-    def _last(self, endpoint: str, learned: dict[str, Cadence]) -> dict[str, datetime]:
+    def _last(self, endpoint: str) -> dict[str, datetime]:
         """When each type was last delivered."""
         kept = Marks(self.inbox).get(endpoint, "cadence") or {"last": {}}
         found = {type_: at for type_, text in kept["last"].items() if (at := instant(text)) is not None}
@@ -189,7 +188,6 @@ class Silence:
         for row in rows:
             at = aware(_moment(row.last))
             found[row.type] = max(at, found.get(row.type, at))
-        assert learned is not None
         return found
 
 
