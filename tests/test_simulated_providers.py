@@ -94,3 +94,21 @@ def test_a_lost_change_that_left_the_version_as_it_was_is_found_by_the_content(s
         assert (run.missed, run.healed) == (1, 1)
         apply(app)
         assert simulator.drift(rows(app, "objects")) == []
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in providers.names() if providers.get(name).endpoint_health is not None]
+)
+def test_a80_an_endpoint_that_is_switched_off_or_removed_is_seen_by_asking(
+    name: str, sqlite_url: str
+) -> None:
+    """Only Slack tells nobody but the app's owner."""
+    with Simulator(name) as simulator, build(sqlite_url, {name: simulator.config}) as app:
+        parts = state(app)
+        ask = simulator.provider.endpoint_health
+        assert ask is not None
+        api = parts.apis.of(parts.endpoints[name])
+        known = name != "slack"
+        assert ask(api).state == ("enabled" if known else "unknown")
+        simulator.world.enabled = False
+        assert (ask(api).state in {"disabled", "missing"}) == known

@@ -20,12 +20,12 @@ from tests.providers.sdks import (
     CRASHES,
     HEX,
     ITEM,
-    NOW,
     REFUSES,
     SDKS,
     URL,
     found,
     good,
+    now,
     ours,
     theirs,
 )
@@ -277,7 +277,7 @@ def test_the_verdicts_are_the_same_but_for_the_known_differences(name: str) -> N
 def test_the_library_accepts_what_we_sign(name: str) -> None:
     sdk = SDKS[name]()
     bare = sdk.tamper(good(sdk), lambda _: None) if sdk.provider not in {"mailgun", "adyen"} else good(sdk)
-    signed = providers.get(sdk.provider).signature.sign(bare, sdk.secret, NOW)
+    signed = providers.get(sdk.provider).signature.sign(bare, sdk.secret, now())
     assert theirs(sdk, signed, sdk.secret) == ACCEPTS
 
 
@@ -288,8 +288,8 @@ def test_what_the_library_accepts_of_every_sample_is_what_we_sign(name: str) -> 
     provider = providers.get(sdk.provider)
     assert provider.sample is not None
     for type_ in provider.sample_types:
-        unsigned = provider.sample(Sample(type_, "id-01", datetime.fromtimestamp(NOW, UTC)))
-        signed = provider.signature.sign(unsigned, sdk.secret, NOW)
+        unsigned = provider.sample(Sample(type_, "id-01", datetime.now(UTC)))
+        signed = provider.signature.sign(unsigned, sdk.secret, now())
         if name == "adyen-header" and b"notificationItems" in signed.body:
             continue
         if name == "adyen-items" and b"notificationItems" not in signed.body:
@@ -306,16 +306,16 @@ def test_what_stripe_svix_twilio_and_adyen_sign_we_accept() -> None:
     from svix.webhooks import Webhook
     from twilio.request_validator import RequestValidator
 
-    made = {name: make() for name, make in SDKS.items()}
-    text = WebhookSignature.generate_signature_header(BODY.decode(), made["stripe"].secret, NOW)
+    made, moment = {name: make() for name, make in SDKS.items()}, now()
+    text = WebhookSignature.generate_signature_header(BODY.decode(), made["stripe"].secret, moment)
     assert (
         ours(made["stripe"], Request("POST", URL, {"Stripe-Signature": text}, BODY), made["stripe"].secret)
         == ACCEPTS
     )
 
     svix = made["svix"]
-    text = Webhook(svix.secret).sign("msg_01", datetime.fromtimestamp(NOW, UTC), BODY.decode())
-    headers = {"svix-id": "msg_01", "svix-timestamp": str(NOW), "svix-signature": text}
+    text = Webhook(svix.secret).sign("msg_01", datetime.fromtimestamp(moment, UTC), BODY.decode())
+    headers = {"svix-id": "msg_01", "svix-timestamp": str(moment), "svix-signature": text}
     assert ours(svix, Request("POST", URL, headers, BODY), svix.secret) == ACCEPTS
 
     called = good(made["twilio"])

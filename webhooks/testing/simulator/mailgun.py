@@ -15,6 +15,7 @@ from .world import Answer, Call, Happening, Key, World
 __all__ = ["service"]
 
 DOMAIN, RECIPIENT = "simulated.test", "sam@example.test"
+URL = "https://example.test/webhooks/mailgun"
 LATER = ("delivered", "opened", "clicked")
 
 
@@ -22,7 +23,11 @@ class MailgunService(PlainService):
     """One domain, and messages to one person."""
 
     provider = provider
-    settings: ClassVar[dict[str, str]] = {"api_key": "simulated", "domain": DOMAIN}
+    settings: ClassVar[dict[str, str]] = {
+        "api_key": "simulated",
+        "domain": DOMAIN,
+        "endpoint_url": URL,
+    }
     kinds = ("message",)
     secret = "simulated signing key of mailgun"  # noqa: S105 - a made-up one
 
@@ -48,6 +53,9 @@ class MailgunService(PlainService):
         return happening.at  # a retry carries the time of the first attempt
 
     def answer(self, world: World, call: Call) -> Answer:
+        if call.path == f"/v3/domains/{DOMAIN}/webhooks":
+            hooks = {name: {"urls": [URL]} for name in ("accepted", *LATER)}
+            return Answer(200, {"webhooks": hooks if world.enabled else {}})
         base, _, token = call.path.partition("/events")
         if base != f"/v3/{DOMAIN}":
             return MISSING

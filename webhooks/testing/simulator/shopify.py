@@ -29,6 +29,8 @@ class ShopifyService(PlainService):
         "shop": "simulated.myshopify.com",
         "access_token": "shpat_simulated",
         "read_all_orders": "yes",
+        "webhook_url": "https://example.test/webhooks/shopify",
+        "topics": "orders/updated",
     }
     kinds = ("order", "product")
     secret = "simulated shopify secret"  # noqa: S105 - a made-up one
@@ -67,7 +69,10 @@ class ShopifyService(PlainService):
             since = instant(variables.get("filter", "").partition("'")[2].rstrip("'"))
             return self._list(world, root, since, variables.get("after"))
         if root == "webhookSubscriptions":
-            return _data(root, {"nodes": [], "pageInfo": {"hasNextPage": False, "endCursor": None}})
+            # One that failed too often is removed, and never shown as disabled.
+            ours = {"id": "1", "topic": "ORDERS_UPDATED", "uri": self.settings["webhook_url"]}
+            info = {"hasNextPage": False, "endCursor": None}
+            return _data(root, {"nodes": [ours] if world.enabled else [], "pageInfo": info})
         return Answer(404, {"errors": "Not Found"})
 
     def _list(self, world: World, root: str, since: datetime | None, after: str | None) -> Answer:

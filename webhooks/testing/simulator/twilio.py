@@ -71,7 +71,7 @@ class TwilioService(PlainService):
             alert = next((a for a in world.attempts if _alert(a)["sid"] == call.path[11:]), None)
             return Answer(200, {**_alert(alert), **_sent(alert)}) if alert is not None else MISSING
         if "/IncomingPhoneNumbers/" in call.path:
-            return Answer(200, {"sms_url": URL})
+            return Answer(200, {"sms_url": URL if world.enabled else "https://example.test/elsewhere"})
         match = re.fullmatch(rf"/2010-04-01/Accounts/{ACCOUNT}/(Messages|Calls)(?:/(\w+))?\.json", call.path)
         if match is None:
             return MISSING
