@@ -2,7 +2,7 @@
 
 Revision ID: 0001
 Revises: 
-Create Date: 2026-12-01 19:10:45.367890
+Create Date: 2026-12-01
 
 """
 from alembic import op
