@@ -1,0 +1,147 @@
+"""Take due events, grouped by object, under a number that says what is newer."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, CursorResult, DateTime, Engine, bindparam, delete, insert, text
+
+from ..models import Tables
+from ..provider import ObjectRef
+from .database import Database
+from .rows import Claim, Event, Group, aware
+from .sql import CLAIM_POSTGRESQL, CLAIM_SQLITE
+
+__all__ = ["CLAIM_SIZE", "LEASE", "Claiming", "inserted_id"]
+
+LEASE = timedelta(minutes=5)
+"""A worker that holds an event for longer is taken to be dead."""
+
+CLAIM_SIZE = 100
+"""Events per claim: enough to keep the fetches busy, few enough that a crash delays few."""
+
+MATES = 5000
+"""At most so many further events of the claimed objects come along."""
+
+
+class Claiming(Database):
+    """Claims on one inbox."""
+
+    def __init__(self, engine: Callable[[], Engine], tables: Tables, *, lease: timedelta = LEASE) -> None:
+        super().__init__(engine, tables)
+        self.lease = lease
+
+    def claim(
+        self, endpoints: Collection[str], *, limit: int = CLAIM_SIZE, only: Collection[int] | None = None
+    ) -> Claim | None:
+        """Take due events, together with the other due events of their objects; None if nothing is due.
+
+        An event whose worker died comes alone with its object, so that one that kills its worker takes no others along.
+        `only` narrows the claim to these event ids and whatever else is due of their objects.
+        """
+        if not endpoints:
+            return None
+        if only is None:
+            crashed = self._claim("applying", endpoints, 1, None)
+            if crashed is not None:
+                return crashed
+        return self._claim("pending", endpoints, limit, only)
+
+    def _claim(
+        self, state: str, endpoints: Collection[str], limit: int, only: Collection[int] | None
+    ) -> Claim | None:
+        now = datetime.now(UTC)
+        names: dict[str, Any] = {f"endpoint_{n}": name for n, name in enumerate(endpoints)}
+        values: dict[str, Any] = {**names, "limit": limit, "mates": MATES}
+        if only is not None:
+            values |= {f"only_{n}": id_ for n, id_ in enumerate(only)}
+        parts = {
+            "state": f"'{state}'",
+            # The transaction's start, which an index can be searched for; it begins with this statement.
+            "now": ":now" if self.is_sqlite else "now()",
+            "endpoints": "(" + ", ".join(":" + name for name in names) + ")",
+            "only": ""
+            if only is None
+            else "AND e.id IN (" + ", ".join(f":only_{n}" for n in range(len(only))) + ")",
+        }
+        with self.transaction() as connection:
+            if self.is_sqlite:
+                rows = self._claim_sqlite(connection, CLAIM_SQLITE.format(**parts), values, now)
+            else:
+                values |= {"worker": _worker(), "lease": self.lease}
+                found = connection.execute(text(CLAIM_POSTGRESQL.format(**parts)), values).mappings().all()
+                rows = [dict(row) for row in found]
+        if not rows:
+            return None
+        events = sorted((_event(row) for row in rows), key=lambda event: event.id)
+        return Claim(
+            events[0].claim_no, aware(rows[0]["claimed_at"]), list(_grouped(events)), len(events) >= limit
+        )
+
+    def _claim_sqlite(
+        self, connection: Connection, statement: str, values: dict[str, Any], now: datetime
+    ) -> Sequence[Mapping[str, Any]]:
+        instant = DateTime(timezone=True)
+        drawn = connection.execute(insert(self.tables.claims).values(worker=_worker(), claimed_at=now))
+        values |= {"now": now, "lease_ends": now + self.lease, "claim_no": inserted_id(drawn)}
+        typed = (
+            text(statement)
+            .bindparams(bindparam("now", type_=instant), bindparam("lease_ends", type_=instant))
+            .columns(claimed_at=instant, received_at=instant, occurred_at=instant)
+        )
+        rows: Sequence[Mapping[str, Any]] = connection.execute(typed, values).mappings().all()  # type: ignore[assignment]
+        if not rows:
+            connection.execute(
+                delete(self.tables.claims).where(self.tables.claims.c.claim_no == values["claim_no"])
+            )
+        return rows
+
+
+def inserted_id(result: CursorResult[Any]) -> int:
+    """The generated key of the row that was inserted."""
+    key = result.inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
+
+def _worker() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"[:255]
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    kind, id_ = row["object_kind"], row["object_id"]
+    occurred_at = row["occurred_at"]
+    return Event(
+        id=row["id"],
+        endpoint=row["endpoint"],
+        dedup_key=row["dedup_key"],
+        origin=row["origin"],
+        type=row["type"],
+        object=ObjectRef(kind, id_, row["object_path"] or "") if kind and id_ else None,
+        account=row["account"],
+        livemode=None if row["livemode"] is None else bool(row["livemode"]),
+        gone=bool(row["gone"]),
+        version=row["version"],
+        occurred_at=occurred_at and aware(occurred_at),
+        received_at=aware(row["received_at"]),
+        deliveries=row["deliveries"],
+        digest=row["digest"],
+        correlation=row["correlation"],
+        attempts=row["attempts"],
+        claim_no=row["claim_no"],
+    )
+
+
+def _grouped(events: Iterable[Event]) -> Iterator[Group]:
+    groups: dict[Any, list[Event]] = {}
+    for event in events:
+        ref = event.object
+        key = (event.endpoint, event.account, ref.kind, ref.id) if ref else event.id
+        groups.setdefault(key, []).append(event)
+    for members in groups.values():
+        newest = members[-1]
+        yield Group(newest.endpoint, newest.account, newest.object, members)
