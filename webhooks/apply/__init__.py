@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -17,16 +17,16 @@ from sqlalchemy.orm import Session
 
 from ..api import Apis
 from ..endpoints import Endpoint, Endpoints
-from ..errors import GiveUp, HandlerCommitted, RateLimited, RetryLater, Unreadable
+from ..errors import GiveUp, RateLimited, RetryLater, Unreadable
 from ..handlers import Handlers
 from ..inbox import CLAIM_SIZE, Claim, Event, Group, Inbox
-from ..inbox.rows import stored_key
-from ..provider import Envelope, Request
 from ..queue import Bell
+from .failures import backoff, is_the_events_own, may_repeat, report, summary
 from .fetching import CONCURRENCY, Fetched, fetch, fetch_all
 from .fresh import Copy, ensure_fresh
 from .mirroring import BATCH as MIRROR_BATCH
 from .mirroring import Mirrored, is_plain, mirror
+from .reading import read_again, with_bodies
 from .running import Running, in_handler, now_running, refuse_commit, refuse_second_connection
 from .statements import Statements, statements
 from .writing import ClaimLost, Refetch, Write
@@ -40,6 +40,7 @@ __all__ = [
     "ensure_fresh",
     "in_handler",
     "now_running",
+    "read_again",
     "refuse_commit",
     "refuse_second_connection",
     "summary",
@@ -50,8 +51,6 @@ log = logging.getLogger(__name__)
 TRIES = 6
 """Times a transaction is repeated when the database asks for it, or was away for a moment."""
 
-FIRST_WAIT = timedelta(seconds=5)
-LONGEST_WAIT = timedelta(hours=1)
 
 SHIFT = timedelta(seconds=50)
 """A doorbell's task ends after that and rings again, so that a long backlog does not look like a stuck task."""
@@ -213,7 +212,7 @@ class Applier:
             return groups
         bodies = self.inbox.bodies(bare)
         return [
-            _read(self.endpoints[group.endpoint], group, bodies) if id(group) in needed else group
+            with_bodies(self.endpoints[group.endpoint], group, bodies) if id(group) in needed else group
             for group in groups
         ]
 
@@ -263,7 +262,7 @@ class Applier:
     def _with_snapshots(self, group: Group) -> Group:
         """The group with decoded data, for a kind that turned out not to be fetchable."""
         bare = [event.id for event in group.events if event.data is None]
-        return _read(self.endpoints[group.endpoint], group, self.inbox.bodies(bare)) if bare else group
+        return with_bodies(self.endpoints[group.endpoint], group, self.inbox.bodies(bare)) if bare else group
 
     def _has_handler(self, endpoint: Endpoint, group: Group) -> bool:
         kind = group.object.kind if group.object else None
@@ -277,7 +276,7 @@ class Applier:
         try:
             outcomes = self._commit(claim, group, fetched)
         except Exception as error:  # noqa: BLE001 - every error has a place: postponed, dead, or dropped
-            if len(group.events) > 1 and _is_the_events_own(error):
+            if len(group.events) > 1 and is_the_events_own(error):
                 # One bad event must not hold the others: each in its own transaction, only the failing one waits.
                 for event in group.events:
                     self._write(claim, replace(group, events=[event]), fetched, done)
@@ -295,7 +294,7 @@ class Applier:
             try:
                 return self._commit_once(claim, group, fetched)
             except DBAPIError as error:
-                if tries == TRIES or not _may_repeat(error):
+                if tries == TRIES or not may_repeat(error):
                     raise
             # Deadlock, serialization failure, a busy SQLite, a database that restarts: the same work once more.
             time.sleep(random.uniform(0.5, 1.5) * 0.02 * 3**tries)  # noqa: S311 - jitter
@@ -339,7 +338,7 @@ class Applier:
             self.inbox.postpone(claim.no, ids, None, timedelta(0), counts=False)
             return
         said = summary(error)
-        _report(group, error)
+        report(group, error)
         if isinstance(error, GiveUp | Unreadable):
             outcome = "unreadable" if isinstance(error, Unreadable) else "gave_up"
             self.inbox.finish(claim.no, ids, "dead", outcome, said)
@@ -359,90 +358,11 @@ class Applier:
         _count(done, outcome, len(ids))
 
 
-def backoff(attempts: int) -> timedelta:
-    """How long to wait after that many failed attempts: doubling, with jitter, an hour at most."""
-    wait: timedelta = min(FIRST_WAIT * 2 ** min(attempts, 20), LONGEST_WAIT)
-    return wait * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
-
-
-def summary(error: Exception) -> str:
-    """An error for the `error` column. What we raise says what to do; of other exceptions only the kind and the place
-    are kept, since their text may repeat what a payload or a query held."""
-    if isinstance(error, RetryLater | GiveUp | Unreadable | HandlerCommitted):
-        return f"{type(error).__name__}: {error}"[:1000]
-    original = getattr(error, "orig", None) or error
-    return f"{type(original).__module__}.{type(original).__qualname__} at {_place(error)}"[:1000]
-
-
-def _place(error: BaseException) -> str:
-    frame = error.__traceback__
-    place = "?"
-    while frame is not None:
-        code = frame.tb_frame.f_code
-        module = frame.tb_frame.f_globals.get("__name__", "?")
-        if not module.startswith("sqlalchemy"):
-            place = f"{module}:{frame.tb_lineno} in {code.co_name}"
-        frame = frame.tb_next
-    return place
-
-
-def _report(group: Group, error: Exception) -> None:
-    what = f"{group.object.kind} {group.object.id}" if group.object else group.events[0].type
-    level = logging.INFO if isinstance(error, RetryLater) else logging.WARNING
-    log.log(level, "%s: %s could not be applied: %s", group.endpoint, what, summary(error))
-
-
-def _is_the_events_own(error: Exception) -> bool:
-    return not isinstance(error, ClaimLost | Refetch) and not (
-        isinstance(error, DBAPIError) and error.connection_invalidated
-    )
-
-
-def _may_repeat(error: DBAPIError) -> bool:
-    code = getattr(error.orig, "sqlstate", None)
-    if error.connection_invalidated or code in {"40P01", "40001", "57P01", "57P02", "57P03"}:
-        return True
-    said = str(error.orig)
-    return (
-        "database is locked" in said
-        or "database table is locked" in said
-        or type(error.orig).__name__ == "AdminShutdown"
-    )
-
-
 def _attempt(ask: Callable[[Group], Fetched], group: Group) -> Fetched | Exception:
     try:
         return ask(group)
     except Exception as error:  # noqa: BLE001 - settled like any other failure of the group
         return error
-
-
-Bodies = Mapping[int, tuple[bytes, dict[str, str]]]
-
-
-def _read(endpoint: Endpoint, group: Group, bodies: Bodies) -> Group:
-    """The group with its events' data, as far as their bodies are still there."""
-    return replace(
-        group, events=[_with_body(endpoint, event, bodies.get(event.id)) for event in group.events]
-    )
-
-
-def _with_body(endpoint: Endpoint, event: Event, kept: tuple[bytes, dict[str, str]] | None) -> Event:
-    if kept is None:
-        return event
-    envelope = read_again(endpoint, event.dedup_key, *kept)
-    return event if envelope is None else replace(event, data=envelope.data, snapshot=envelope.snapshot)
-
-
-def read_again(endpoint: Endpoint, dedup_key: str, body: bytes, headers: dict[str, str]) -> Envelope | None:
-    """The envelope of an event out of its kept body; None if it cannot be read (any more)."""
-    try:
-        envelopes = endpoint.provider.parse(Request("POST", "", headers, body))
-    except Exception:  # noqa: BLE001 - whatever it is, it must not hold the other events of the claim
-        return None
-    return next(
-        (e for e in envelopes if stored_key(e.dedup_key) == dedup_key), envelopes[0] if envelopes else None
-    )
 
 
 def _count(done: Applied, outcome: str, number: int) -> None:
