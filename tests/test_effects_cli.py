@@ -170,7 +170,7 @@ def test_an_effect_that_nobody_will_settle_is_an_issue_until_a_person_does(till:
     till.run("check", exit_code=1)
     (issue,) = [row for row in till.json("issues") if row["kind"] == "unknown_effect"]
     assert (issue["state"], issue["evidence"]["unknown"]) == ("open", 1)
-    assert "settle it with `flask webhooks effects`" in till.run("check", exit_code=1).stdout
+    assert "effects list --state unknown" in till.run("check", exit_code=1).stdout
     till.run("effects", "settle", key, "--done")
     till.run("check")
     assert not [row for row in till.json("issues") if row["closed_at"] is None]
