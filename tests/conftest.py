@@ -34,7 +34,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
-    "thorough", settings.get_profile("default"), max_examples=1_000, stateful_step_count=100
+    "thorough", settings.get_profile("default"), max_examples=200, stateful_step_count=50
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "default")
 
