@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, DateTime, Engine, bindparam, delete, insert, text
+from sqlalchemy import Connection, CursorResult, DateTime, Engine, bindparam, delete, insert, text, update
 
 from ..models import Tables
 from ..provider import ObjectRef
@@ -20,6 +20,9 @@ __all__ = ["CLAIM_SIZE", "LEASE", "Claiming", "inserted_id"]
 
 LEASE = timedelta(minutes=5)
 """A worker that holds an event for longer is taken to be dead."""
+
+LONGEST_LEASE = 8
+"""At most so many times the lease, for an event whose workers do not come back."""
 
 CLAIM_SIZE = 100
 """Events per claim: enough to keep the fetches busy, few enough that a crash delays few."""
@@ -75,12 +78,22 @@ class Claiming(Database):
                 values |= {"worker": _worker(), "lease": self.lease}
                 found = connection.execute(text(CLAIM_POSTGRESQL.format(**parts)), values).mappings().all()
                 rows = [dict(row) for row in found]
+            if rows and state == "applying":
+                self._lengthen(connection, rows)
         if not rows:
             return None
         events = sorted((_event(row) for row in rows), key=lambda event: event.id)
         return Claim(
             events[0].claim_no, aware(rows[0]["claimed_at"]), list(_grouped(events)), len(events) >= limit
         )
+
+    def _lengthen(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A longer lease for what was claimed before and not finished: perhaps nobody died, and it only takes longer.
+        Two workers would take it from each other for ever."""
+        longer = self.lease * min(2 ** max(row["attempts"] - 1 for row in rows), LONGEST_LEASE)
+        events = self.tables.events
+        again = update(events).where(events.c.id.in_([row["id"] for row in rows]))
+        connection.execute(again.values(due_at=self.moment(longer)))
 
     def _claim_sqlite(
         self, connection: Connection, statement: str, values: dict[str, Any], now: datetime
