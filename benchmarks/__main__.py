@@ -10,7 +10,7 @@ from rich.table import Table
 
 from .machine import Figures, write
 
-BENCHMARKS = ("verify", "apply", "reconcile")
+BENCHMARKS = ("verify", "answers", "apply", "reconcile")
 
 
 def main(names: list[str]) -> None:

@@ -1,13 +1,12 @@
-"""How long a sign-in waits for its hook: `python -m benchmarks.answers [DATABASE_URL] [CALLS] [CLIENTS]`.
+"""How long a sign-in waits for its hook: `python -m benchmarks answers`.
 
 Signed calls of `before-user-created` over real HTTP, several at once, each recorded, decided with one read and one
-write of the app's own, answered and stored. Prints milliseconds.
+write of the app's own, answered and stored.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -17,6 +16,12 @@ from typing import Any
 from tests.auth_server import AuthServer
 from tests.services import Postgres
 from tests.test_answers import Site
+
+from .machine import Figures, figure
+
+__all__ = ["run"]
+
+ROUNDS, CALLS, CLIENTS = 3, 1000, 8
 
 
 def build(site: Site) -> None:
@@ -61,15 +66,13 @@ def measure(url: str, calls: int, clients: int) -> dict[str, float]:
     }
 
 
-def main(url: str = "", calls: str = "4000", clients: str = "8") -> None:
-    if url:
-        print(measure(url, int(calls), int(clients)))
-        return
+def run() -> Figures:
+    """Milliseconds that a sign-in waits, and calls per second, on PostgreSQL; median of rounds."""
+    samples: dict[str, list[float]] = {}
     with Postgres() as server:
-        print(
-            {key: round(value, 1) for key, value in measure(server.url(), int(calls), int(clients)).items()}
-        )
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        for _ in range(ROUNDS):
+            for name, value in measure(server.url(), CALLS, CLIENTS).items():
+                samples.setdefault(name, []).append(value)
+    return {
+        name: figure(taken, "calls/s" if name == "per second" else "ms") for name, taken in samples.items()
+    }
