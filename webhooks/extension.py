@@ -371,6 +371,8 @@ def celery_settings(app: Flask) -> dict[str, Any]:
     """`app.config["CELERY"]` over our defaults; without a broker, one of files in the instance folder."""
     given: dict[str, Any] = dict(app.config.get("CELERY", {}))
     defaults = broker_settings(given.get("broker_url"), Path(app.instance_path))
+    if str(given.get("broker_url") or "").startswith("filesystem:"):
+        del given["broker_url"]  # kombu's broker of files ends workers; ours is the same with whole messages
     return defaults | given
 
 
