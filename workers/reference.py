@@ -15,7 +15,7 @@ from flask_migrate import Migrate
 from flask_sqlalchemy import SQLAlchemy
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from webhooks import Webhooks
+from webhooks import ConfigError, Webhooks
 
 __all__ = ["create_app"]
 
@@ -33,7 +33,9 @@ def create_app(config: dict[str, Any] | None = None, *, migrations: Path | str =
         )
     if os.environ.get("REDIS_URL") and "broker_url" not in app.config["CELERY"]:
         app.config["CELERY"] = {**app.config["CELERY"], "broker_url": os.environ["REDIS_URL"]}
-    hops = int(app.config["PROXY_HOPS"])
+    hops = app.config["PROXY_HOPS"]
+    if not isinstance(hops, int) or hops < 0:
+        raise ConfigError(f"FLASK_PROXY_HOPS must be a number of proxies, not {hops!r}")
     if hops:
         # Forwarded headers count only where somebody said how many proxies there are.
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=hops, x_host=hops)  # type: ignore[method-assign]
