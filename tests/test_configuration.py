@@ -477,3 +477,24 @@ def test_a_number_of_proxies_that_is_none_is_named(hops: Any, tmp_path: Any, mon
     monkeypatch.setenv("FLASK_INSTANCE_PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="FLASK_PROXY_HOPS must be a number of proxies"):
         create_app({"PROXY_HOPS": hops})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("postgres://a:b@db/x", "postgresql+psycopg://a:b@db/x?connect_timeout=4"),
+        (
+            "postgresql://a:b@db/x?sslmode=require",
+            "postgresql+psycopg://a:b@db/x?sslmode=require&connect_timeout=4",
+        ),
+        ("postgresql+psycopg://db/x?connect_timeout=9", "postgresql+psycopg://db/x?connect_timeout=9"),
+        ("sqlite:///x.db", "sqlite:///x.db"),
+    ],
+)
+def test_a_database_is_not_waited_for_longer_than_a_provider_waits(
+    given: str, expected: str, tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("FLASK_INSTANCE_PATH", str(tmp_path))
+    monkeypatch.setenv("DATABASE_URL", given)
+    monkeypatch.delenv("FLASK_SQLALCHEMY_DATABASE_URI", raising=False)
+    assert create_app().config["SQLALCHEMY_DATABASE_URI"] == expected

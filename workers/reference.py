@@ -19,6 +19,9 @@ from webhooks import ConfigError, Webhooks
 
 __all__ = ["create_app"]
 
+CONNECT = 4
+"""Seconds. libpq waits for two minutes, GitHub for ten seconds."""
+
 
 def create_app(config: dict[str, Any] | None = None, *, migrations: Path | str = "migrations") -> Flask:
     """The app, configured from the environment and, above it, from `config`. Raises ConfigError with every mistake."""
@@ -47,6 +50,11 @@ def create_app(config: dict[str, Any] | None = None, *, migrations: Path | str =
 
 
 def _database_url(url: str) -> str:
-    """The URL with our driver, where it names none: hosting companies hand out `postgres://`."""
+    """The URL with our driver, where it names none: hosting companies hand out `postgres://`. And with a limit to how
+    long connecting may take, where it names none: a delivery must get its 503 before the provider hangs up."""
     scheme, _, rest = url.partition("://")
-    return f"postgresql+psycopg://{rest}" if scheme in {"postgres", "postgresql"} else url
+    if scheme in {"postgres", "postgresql"}:
+        url = f"postgresql+psycopg://{rest}"
+    if url.startswith("postgresql+psycopg:") and "connect_timeout=" not in url:
+        url += f"{'&' if '?' in url else '?'}connect_timeout={CONNECT}"
+    return url
