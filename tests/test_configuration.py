@@ -13,7 +13,8 @@ from tests.apps import GITHUB, STRIPE, build, deliver, rows, signed
 from webhooks import ConfigError, Webhooks, endpoints, providers
 from webhooks.endpoints import MAX_BODY, Endpoint
 from webhooks.errors import SignatureError
-from webhooks.extension import state
+from webhooks.extension import celery_settings, state
+from workers import create_app
 
 
 def read(**config: Any) -> Endpoint:
@@ -445,3 +446,55 @@ def test_a_registration_for_no_kind_or_no_type_is_a_mistake() -> None:
         webhooks.sync("stripe")
     with pytest.raises(ConfigError, match="needs at least one event type"):
         webhooks.on("stripe")
+
+
+@pytest.mark.parametrize("name", ["WEBHOOKS_LEASE", "WEBHOOKS_EFFECT_LEASE"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("abc", "must be a number of seconds, not 'abc'"),
+        (None, "not None"),
+        (-5, "more than 0 seconds, not -5"),
+    ],
+)
+def test_a_time_that_is_none_is_named(name: str, given: Any, expected: str) -> None:
+    app = Flask(__name__)
+    app.config.update({"SQLALCHEMY_DATABASE_URI": "sqlite://", name: given})
+    SQLAlchemy(app)
+    with pytest.raises(ConfigError, match=f"{name} .*{expected}"):
+        Webhooks(app)
+
+
+def test_settings_of_celery_that_are_no_dict_are_named() -> None:
+    app = Flask(__name__)
+    app.config["CELERY"] = "redis://127.0.0.1"
+    with pytest.raises(ConfigError, match="CELERY must be a dict"):
+        celery_settings(app)
+
+
+@pytest.mark.parametrize("hops", ["abc", -1, 1.5])
+def test_a_number_of_proxies_that_is_none_is_named(hops: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FLASK_INSTANCE_PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="FLASK_PROXY_HOPS must be a number of proxies"):
+        create_app({"PROXY_HOPS": hops})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("postgres://a:b@db/x", "postgresql+psycopg://a:b@db/x?connect_timeout=4"),
+        (
+            "postgresql://a:b@db/x?sslmode=require",
+            "postgresql+psycopg://a:b@db/x?sslmode=require&connect_timeout=4",
+        ),
+        ("postgresql+psycopg://db/x?connect_timeout=9", "postgresql+psycopg://db/x?connect_timeout=9"),
+        ("sqlite:///x.db", "sqlite:///x.db"),
+    ],
+)
+def test_a_database_is_not_waited_for_longer_than_a_provider_waits(
+    given: str, expected: str, tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("FLASK_INSTANCE_PATH", str(tmp_path))
+    monkeypatch.setenv("DATABASE_URL", given)
+    monkeypatch.delenv("FLASK_SQLALCHEMY_DATABASE_URI", raising=False)
+    assert create_app().config["SQLALCHEMY_DATABASE_URI"] == expected

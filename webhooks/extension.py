@@ -311,7 +311,13 @@ def _ring_after(bell: Bell) -> Callable[[Session, SessionTransaction], None]:
 
 def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
     given = app.config.get(name, default)
-    return given if isinstance(given, timedelta) else timedelta(seconds=float(given))
+    try:
+        found = given if isinstance(given, timedelta) else timedelta(seconds=float(given))
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name} must be a number of seconds, not {given!r}") from None
+    if found <= timedelta(0):
+        raise ConfigError(f"{name} must be more than 0 seconds, not {given!r}")
+    return found
 
 
 def _prefixes(app: Flask, view: Callable[[str], Any]) -> tuple[str, ...]:
@@ -369,8 +375,13 @@ def celery_of(app: Flask) -> Celery:
 
 def celery_settings(app: Flask) -> dict[str, Any]:
     """`app.config["CELERY"]` over our defaults; without a broker, one of files in the instance folder."""
-    given: dict[str, Any] = dict(app.config.get("CELERY", {}))
+    said = app.config.get("CELERY") or {}
+    if not isinstance(said, Mapping):
+        raise ConfigError("CELERY must be a dict of Celery's settings")
+    given: dict[str, Any] = dict(said)
     defaults = broker_settings(given.get("broker_url"), Path(app.instance_path))
+    if str(given.get("broker_url") or "").startswith("filesystem:"):
+        del given["broker_url"]  # kombu's broker of files ends workers; ours is the same with whole messages
     return defaults | given
 
 

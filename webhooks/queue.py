@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import Celery
 from kombu import Queue
+from kombu.transport import TRANSPORT_ALIASES
 
 __all__ = [
     "APPLY",
@@ -54,6 +55,10 @@ QUIET = timedelta(milliseconds=50)
 BROKEN = timedelta(seconds=5)
 """A broker that refused is tried again after so long."""
 
+FILES = "webhooks-files"
+"""The scheme of our broker of files. Named here, loaded only where it is used."""
+TRANSPORT_ALIASES[FILES] = "webhooks.broker:Transport"
+
 log = logging.getLogger(__name__)
 
 
@@ -87,7 +92,7 @@ def broker_settings(url: str | None, folder: Path) -> dict[str, Any]:
         "polling_interval": 0.2,
     }
     return settings | {
-        "broker_url": "filesystem://localhost/",
+        "broker_url": f"{FILES}://localhost/",
         # Answers and events of workers would be files that nobody reads.
         "worker_enable_remote_control": False,
         "worker_send_task_events": False,
@@ -137,7 +142,7 @@ class Bell:
     def workers(self) -> int | None:
         """How many workers answer within a second; None: this broker has no way to ask them."""
         celery = self._celery()
-        if celery is None or str(celery.conf.get("broker_url") or "").startswith(("filesystem", "memory")):
+        if celery is None or _scheme(celery.conf) in {FILES, "filesystem", "memory"}:
             return None
         try:
             return len(celery.control.ping(timeout=1.0) or [])
@@ -178,8 +183,14 @@ class Bell:
 
 def _already_rung(conf: Mapping[str, Any], queue: str) -> bool:
     """With a broker of files, whether a bell lies there unheard: without a worker they must not pile up."""
-    if not str(conf.get("broker_url") or "").startswith("filesystem"):
+    if _scheme(conf) not in {FILES, "filesystem"}:
         return False
     folder = Path((conf.get("broker_transport_options") or {}).get("data_folder_out", ""))
+    if not folder.is_dir():  # somebody has cleared it; the next message makes it anew
+        return False
     with os.scandir(folder) as entries:
         return any(f".{queue}.msg" in entry.name for entry in entries)
+
+
+def _scheme(conf: Mapping[str, Any]) -> str:
+    return str(conf.get("broker_url") or "").partition(":")[0]

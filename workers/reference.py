@@ -15,9 +15,12 @@ from flask_migrate import Migrate
 from flask_sqlalchemy import SQLAlchemy
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from webhooks import Webhooks
+from webhooks import ConfigError, Webhooks
 
 __all__ = ["create_app"]
+
+CONNECT = 4
+"""Seconds. libpq waits for two minutes, GitHub for ten seconds."""
 
 
 def create_app(config: dict[str, Any] | None = None, *, migrations: Path | str = "migrations") -> Flask:
@@ -33,7 +36,9 @@ def create_app(config: dict[str, Any] | None = None, *, migrations: Path | str =
         )
     if os.environ.get("REDIS_URL") and "broker_url" not in app.config["CELERY"]:
         app.config["CELERY"] = {**app.config["CELERY"], "broker_url": os.environ["REDIS_URL"]}
-    hops = int(app.config["PROXY_HOPS"])
+    hops = app.config["PROXY_HOPS"]
+    if not isinstance(hops, int) or hops < 0:
+        raise ConfigError(f"FLASK_PROXY_HOPS must be a number of proxies, not {hops!r}")
     if hops:
         # Forwarded headers count only where somebody said how many proxies there are.
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=hops, x_host=hops)  # type: ignore[method-assign]
@@ -45,6 +50,11 @@ def create_app(config: dict[str, Any] | None = None, *, migrations: Path | str =
 
 
 def _database_url(url: str) -> str:
-    """The URL with our driver, where it names none: hosting companies hand out `postgres://`."""
+    """The URL with our driver, where it names none: hosting companies hand out `postgres://`. And with a limit to how
+    long connecting may take, where it names none: a delivery must get its 503 before the provider hangs up."""
     scheme, _, rest = url.partition("://")
-    return f"postgresql+psycopg://{rest}" if scheme in {"postgres", "postgresql"} else url
+    if scheme in {"postgres", "postgresql"}:
+        url = f"postgresql+psycopg://{rest}"
+    if url.startswith("postgresql+psycopg:") and "connect_timeout=" not in url:
+        url += f"{'&' if '?' in url else '?'}connect_timeout={CONNECT}"
+    return url

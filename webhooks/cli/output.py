@@ -147,7 +147,12 @@ def _errors_in_words() -> Iterator[None]:
             raise click.ClickException(
                 "the inbox's tables are missing or old; run `flask db upgrade` (in your own app `flask db migrate` before it)"
             ) from error
-        if type(original).__name__ in {"OperationalError", "InterfaceError", "AdminShutdown"}:
+        if type(original).__name__ in {
+            "OperationalError",
+            "InterfaceError",
+            "AdminShutdown",
+            "ConnectionTimeout",
+        }:
             raise click.ClickException(
                 f"the database does not answer ({type(original).__name__}); is it up, and is its URL right?"
             ) from error

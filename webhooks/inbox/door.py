@@ -95,7 +95,7 @@ class Door:
         self._disconnect()
         tickets = list(batch)
         for ticket in tickets:
-            if len(tickets) == 1 and not _is_stale_connection(error):
+            if _is_timeout(error) or (len(tickets) == 1 and not _is_stale_connection(error)):
                 ticket.error = error
                 continue
             try:
@@ -226,6 +226,11 @@ def sqlite_instant(moment: datetime) -> str:
 def _is_connection_error(error: Exception) -> bool:
     original = error.orig if isinstance(error, SQLAlchemyError) and hasattr(error, "orig") else error
     return type(original).__name__ in {"OperationalError", "InterfaceError", "AdminShutdown"}
+
+
+def _is_timeout(error: Exception) -> bool:
+    """A database that lets nobody in: each further try costs everybody who waits the whole time again."""
+    return "ConnectionTimeout" in {type(error).__name__, type(getattr(error, "orig", None)).__name__}
 
 
 def _is_stale_connection(error: Exception) -> bool:

@@ -93,14 +93,19 @@ def _run(
         simulator.send_to(f"{deployment.url}/webhooks/{name}")
     story = Story(simulators, state(app))
     with _Screen(console, story) as screen:
+
+        def draw(doing: str) -> None:
+            deployment.check()  # without a worker the figures would stand still and say nothing
+            screen.draw(doing)
+
         story.begin()
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             time.sleep(0.5)
-            screen.draw("objects change at the provider, deliveries go wrong")
-        screen.draw("no more changes; the provider's retries arrive")
+            draw("objects change at the provider, deliveries go wrong")
+        draw("no more changes; the provider's retries arrive")
         story.end()
-        story.settle(lambda: screen.draw("recover and reconcile look for what never came"))
+        story.settle(lambda: draw("recover and reconcile look for what never came"))
         figures = story.figures()
         screen.draw("done")
     return figures, story.differences()

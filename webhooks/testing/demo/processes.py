@@ -38,7 +38,7 @@ STOP = 15.0
 
 
 class DeploymentFailed(Exception):
-    """A process did not start; the message says which, and what it wrote."""
+    """A process did not start, or ended by itself; the message says which, and what it wrote."""
 
 
 class Deployment:
@@ -114,6 +114,12 @@ class Deployment:
             else:
                 return
         raise DeploymentFailed(f"the web server did not start:\n{self.log('web')}")
+
+    def check(self) -> None:
+        """Raises DeploymentFailed if a process has ended by itself."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                raise DeploymentFailed(f"{name} ended by itself ({process.returncode}):\n{self.log(name)}")
 
     def log(self, name: str) -> str:
         """The end of what a process wrote."""
