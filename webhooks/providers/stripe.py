@@ -256,12 +256,31 @@ def livemode(settings: Mapping[str, str]) -> bool | None:
     return match and match[1] == "live"
 
 
+MADE_UP: Mapping[str, Mapping[str, Any]] = {
+    "customer": {"email": "ada@example.test", "name": "Ada"},
+    "checkout.session": {
+        "payment_status": "paid",
+        "status": "complete",
+        "client_reference_id": "order 42",
+        "customer_details": {"email": "ada@example.test"},
+    },
+    "subscription": {"status": "active", "customer": "cus_made_up"},
+    "invoice": {"status": "paid", "customer": "cus_made_up", "amount_paid": 1000, "currency": "eur"},
+}
+"""What apps read first of these kinds, for samples that are given no object."""
+
+
 def sample(wanted: Sample) -> Request:
     kind = next(
         (kind for kind in sorted(PATHS, key=len, reverse=True) if f".{wanted.type}.".find(f".{kind}.") >= 0),
         "",
     )
-    thing = wanted.object or {"id": f"{kind.replace('.', '_')}_{wanted.id}", "object": kind, "metadata": {}}
+    thing = wanted.object or {
+        "id": f"{kind.replace('.', '_')}_{wanted.id}",
+        "object": kind,
+        "metadata": {},
+        **MADE_UP.get(kind, {}),
+    }
     event = {
         "id": wanted.id,
         "object": "event",
