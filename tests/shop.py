@@ -126,5 +126,5 @@ def truth(simulator: Simulator) -> dict[tuple[str, str], Any]:
     return {(key[1], key[2]): data for key, data in simulator.world.truth().items() if data is not None}
 
 
-NO_LEASE = {"WEBHOOKS_LEASE": timedelta(0)}
+NO_LEASE = {"WEBHOOKS_LEASE": timedelta(microseconds=1)}
 """A crashed worker's claim is due again at once."""

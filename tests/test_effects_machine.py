@@ -67,7 +67,7 @@ class Calls(RuleBasedStateMachine):
         self.callee = Callee()
         self.before_commit: Callable[[], None] = lambda: None
         url = self.database or f"sqlite:///{self.folder / 'inbox.sqlite'}"
-        self.till = Till(url, self.folder, self.build, WEBHOOKS_LEASE=timedelta(0))
+        self.till = Till(url, self.folder, self.build, WEBHOOKS_LEASE=timedelta(microseconds=1))
 
     def teardown(self) -> None:
         try:

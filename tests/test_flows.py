@@ -416,7 +416,7 @@ def test_a_processed_row_is_written_with_the_work_or_not_at_all(build: Build) ->
 
 def test_an_increment_happens_once_whatever_is_delivered_and_whoever_crashes(build: Build) -> None:
     """A70: three deliveries, a crash after the fetch, one more delivery: +10."""
-    till = build(credit, WEBHOOKS_LEASE=0)
+    till = build(credit, WEBHOOKS_LEASE=0.000001)
     key = till.simulator.create("customer")
     (happening,) = till.simulator.world.log
     till.simulator._due.clear()
@@ -447,7 +447,7 @@ def test_an_increment_happens_once_whatever_is_delivered_and_whoever_crashes(bui
 
 def test_two_workers_with_the_same_event_at_the_same_instant_apply_it_once(build: Build) -> None:
     """A71: both have fetched before either writes; the second finds that its claim is not its own any more."""
-    till = build(credit, WEBHOOKS_LEASE=0)
+    till = build(credit, WEBHOOKS_LEASE=0.000001)
     till.simulator.create("customer")
     till.deliver()
     second = till.state.applier
