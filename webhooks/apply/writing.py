@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -47,7 +47,6 @@ class Write:
     claim_no: int
     as_of: datetime
     keep_data: bool
-    ran: list[str] = field(default_factory=list)
 
     def run(self) -> list[str]:
         """Apply all events of the group and give each its outcome; return the outcomes. The caller commits.
@@ -275,7 +274,6 @@ class Write:
     def _call(self, handler: Handler, event: Event, thing: Json) -> None:
         with in_handler(Running(self.session, self.inbox, event, handler.entry)):
             handler.function(event, thing)
-        self.ran.append(handler.name)
 
     def _close(self, outcomes: dict[int, tuple[str, str]]) -> None:
         """Enter the outcomes; the fence: if one of the events is not ours any more, nothing of this counts."""
