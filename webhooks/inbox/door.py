@@ -167,7 +167,7 @@ class Door:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.invalidate()
+            connection.invalidate()  # never back into the pool: it commits by itself
 
 
 class _Connection:
@@ -183,6 +183,9 @@ class _Connection:
             connection = self._engine.raw_connection()
             if not self._shared:
                 self._door._connection = connection
+                if self._engine.dialect.name != "sqlite":
+                    # One statement is a transaction of its own: one round trip instead of three.
+                    connection.driver_connection.autocommit = True
         self._raw = connection
         cursor = connection.cursor()
         if self._engine.dialect.name == "sqlite" and not self._in_transaction():
