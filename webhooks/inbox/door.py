@@ -185,7 +185,8 @@ class _Connection:
                 self._door._connection = connection
                 if self._engine.dialect.name != "sqlite":
                     # One statement is a transaction of its own: one round trip instead of three.
-                    connection.driver_connection.autocommit = True
+                    psycopg: Any = connection.driver_connection
+                    psycopg.autocommit = True
         self._raw = connection
         cursor = connection.cursor()
         if self._engine.dialect.name == "sqlite" and not self._in_transaction():
