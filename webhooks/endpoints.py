@@ -54,6 +54,13 @@ class Endpoint:
     """Longer without a delivery is an issue, whatever the provider says; None: only what it has and we lack is."""
     api_rate: float | None = None
     """Calls of the provider's API per second, instead of what its documentation says."""
+    spool: Literal["auto", "always", "never"] = "auto"
+    """Whether its deliveries go into this host's spool while the database is away; auto: if they would not come again."""
+
+    @property
+    def spools(self) -> bool:
+        """Whether a delivery is kept on this host, and answered 200, while the database is away."""
+        return self.spool == "always" or (self.spool == "auto" and not self.provider.policy.comes_again)
 
     @property
     def fetches(self) -> bool:
@@ -155,6 +162,7 @@ class _EndpointSchema(Schema):
     late = fields.String(validate=validate.OneOf(["run", "skip", "ask"]))
     max_silence = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(minutes=1)))
     api_rate = fields.Float(validate=validate.Range(min=0, min_inclusive=False))
+    spool = fields.String(validate=validate.OneOf(["auto", "always", "never"]))
 
 
 _OPTIONS = frozenset(_EndpointSchema().fields)

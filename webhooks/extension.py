@@ -28,6 +28,7 @@ from .errors import ConfigError
 from .front import FrontDoor
 from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, texts
 from .inbox import LEASE, Inbox
+from .inbox.spool import MAX_BYTES, MAX_ROWS, Spool, note_drained
 from .issues import Issue, Issues, Teller
 from .models import tables
 from .queue import EFFECTS, EFFECTS_QUEUE, Bell, broker_settings
@@ -38,6 +39,10 @@ from .views import blueprint, prepare
 __all__ = ["Webhooks", "celery_settings", "state"]
 
 _RECEIVER = "webhooks.receiver"
+
+SPOOL = "webhooks-spool.sqlite"
+"""The spool's file in the instance folder."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=Teller)
 
@@ -81,11 +86,12 @@ class Webhooks:
         outbox = Outbox(inbox, lease=_seconds(app, "WEBHOOKS_EFFECT_LEASE", CALL_LEASE))
         caller = Caller(outbox, self.effects, effects_bell, _scope_of(app, db))
         desk = Desk(inbox, found, self.handlers, bell, _scope_of(app, db))
-        receiver = Receiver(found, inbox, bell, applier, desk)
+        spool = _spool_of(app, inbox, bell)
+        receiver = Receiver(found, inbox, bell, applier, desk, spool)
         app.extensions[_RECEIVER] = receiver
         issues = Issues(inbox, _tellers(app, self._told))
         app.extensions[EXTENSION] = State(
-            app, db, found, self.handlers, inbox, apis, bell, applier, caller, issues
+            app, db, found, self.handlers, inbox, apis, bell, applier, caller, issues, spool
         )
         event.listen(db.session, "before_commit", refuse_commit)
         event.listen(db.session, "after_transaction_end", _ring_after(effects_bell))
@@ -318,6 +324,37 @@ def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
     if found <= timedelta(0):
         raise ConfigError(f"{name} must be more than 0 seconds, not {given!r}")
     return found
+
+
+def _spool_of(app: Flask, inbox: Inbox, bell: Bell) -> Spool | None:
+    """This host's spool, in the instance folder or where WEBHOOKS_SPOOL says; None: it is switched off."""
+    given = app.config.get("WEBHOOKS_SPOOL", True)
+    if given is False:
+        return None
+    if given is not True and not (isinstance(given, str | Path) and str(given).strip()):
+        raise ConfigError(f"WEBHOOKS_SPOOL must be True, False or the path of a file, not {given!r}")
+    path = Path(app.instance_path) / SPOOL if given is True else Path(given)
+
+    def drained(number: int) -> None:
+        note_drained(inbox, made.state(), number)
+        bell.ring()
+
+    made = Spool(
+        path,
+        lambda held: _receiver(app).record(held),
+        inbox.is_up,
+        max_rows=_whole(app, "WEBHOOKS_SPOOL_MAX_ROWS", MAX_ROWS),
+        max_bytes=_whole(app, "WEBHOOKS_SPOOL_MAX_BYTES", MAX_BYTES),
+        drained=drained,
+    )
+    return made
+
+
+def _whole(app: Flask, name: str, default: int) -> int:
+    given = app.config.get(name, default)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ConfigError(f"{name} must be a whole number and at least 1, not {given!r}")
+    return given
 
 
 def _prefixes(app: Flask, view: Callable[[str], Any]) -> tuple[str, ...]:

@@ -6,14 +6,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from .answers import MARGIN, UNKNOWN_DEADLINE, Desk
 from .apply import Applier, summary
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
-from .inbox import Arrival, Inbox, arrival, unreadable
+from .inbox import PATIENCE, Arrival, Inbox, Recorded, arrival, unreadable
 from .inbox.rejections import Refusal, Rejections
+from .inbox.spool import Held, Nonce, Spool
 from .provider import Envelope, Reply, Request
 from .queue import Bell
 from .signatures import fingerprint, is_probe
@@ -23,6 +25,9 @@ __all__ = ["Receiver", "refuse"]
 RETRY_AFTER = timedelta(seconds=30)
 """What a provider is told while the inbox cannot be written."""
 
+SPOOLED_PATIENCE = timedelta(seconds=10)
+"""What comes out of the spool is in no hurry, but must not keep deliveries from the door's connection."""
+
 WORDS = {401: "unauthorized\n", 413: "too large\n", 415: "unsupported\n"}
 
 log = logging.getLogger(__name__)
@@ -31,12 +36,21 @@ log = logging.getLogger(__name__)
 class Receiver:
     """What the blueprint needs of one app."""
 
-    def __init__(self, endpoints: Endpoints, inbox: Inbox, bell: Bell, applier: Applier, desk: Desk) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        inbox: Inbox,
+        bell: Bell,
+        applier: Applier,
+        desk: Desk,
+        spool: Spool | None = None,
+    ) -> None:
         self.endpoints = endpoints
         self._inbox = inbox
         self._bell = bell
         self._applier = applier
         self._desk = desk
+        self._spool = spool
         self._rejections = Rejections(inbox)
 
     def respond(self, endpoint: Endpoint, delivery: Request) -> Reply:
@@ -59,7 +73,8 @@ class Receiver:
     def receive(self, endpoint: Endpoint, delivery: Request) -> Reply:
         """Verify and record a delivery; return what the provider should get to read.
 
-        200: recorded, for the first time or again; also what nobody can read (a dead letter) and what nobody wants.
+        200: recorded, for the first time or again; also what nobody can read (a dead letter) and what nobody wants;
+        and, while the database is away, what is safe in this host's spool because its provider would not come again.
         204: our own probe, of which nothing is kept. Where an `answer` handler decides, its answer, whatever becomes of the record.
         Raises SignatureError (401), TooLarge (413), Unsupported (415), InboxUnavailable (503, with Retry-After).
         """
@@ -75,11 +90,18 @@ class Receiver:
             return Reply(204)
         secret = fingerprint(signed_by)
         arrivals, envelopes = self._arrivals(endpoint, delivery, secret)
+        nonces = [
+            Nonce(e.nonce, e.dedup_key, hashlib.sha256(delivery.body).hexdigest())
+            for e in envelopes
+            if e.nonce
+        ]
+        held = Held(endpoint.name, datetime.now(UTC), arrivals, nonces)
         answerer = self._desk.answerer(endpoint, envelopes)
         if answerer is not None:
+            self._require_first_use(held, _patience(endpoint))
             return self._desk.answer(endpoint, answerer, envelopes[0], arrivals[0], started)
-        recorded = self._inbox.record(arrivals)
-        new = [r.id for r, a in zip(recorded, arrivals, strict=True) if a.state == "pending"]
+        recorded = self._recorded(endpoint, held)
+        new = [r.id for r, a in zip(recorded, arrivals, strict=False) if a.state == "pending"]
         if new and endpoint.apply == "request":
             self._apply(endpoint, new, started)
         if new:
@@ -90,6 +112,40 @@ class Receiver:
             if not isinstance(error, Unreadable):
                 log.error("%s: no reply could be made: %s", endpoint.name, summary(error))
             return Reply()
+
+    def record(self, held: Held) -> list[Recorded]:
+        """Put a delivery that was kept in the spool into the inbox. Raises InboxUnavailable."""
+        try:
+            self._require_first_use(held, SPOOLED_PATIENCE)
+        except SignatureError:
+            log.warning("%s: a delivery that was kept in the spool is a replay; it is dropped", held.endpoint)
+            return []
+        arrivals = [replace(each, received_at=held.received_at) for each in held.arrivals]
+        return self._inbox.record(arrivals, SPOOLED_PATIENCE)
+
+    def _recorded(self, endpoint: Endpoint, held: Held) -> list[Recorded]:
+        """What became of the arrivals; [] if the delivery waits in the spool."""
+        within = _patience(endpoint)
+        try:
+            self._require_first_use(held, within)
+            recorded = self._inbox.record(held.arrivals, within)
+        except InboxUnavailable as error:
+            if self._spool is None or not endpoint.spools or not held.arrivals:
+                raise
+            self._spool.put(held)
+            log.warning("%s: a delivery is kept in the spool (%s)", endpoint.name, error)
+            return []
+        if self._spool is not None:
+            self._spool.look()
+        return recorded
+
+    def _require_first_use(self, held: Held, within: timedelta) -> None:
+        for nonce in held.nonces:
+            first = self._inbox.use_nonce(
+                held.endpoint, nonce.value, nonce.dedup_key, nonce.digest, within=within
+            )
+            if not first:
+                raise SignatureError("replayed", "what is signed was used before, for another event or body")
 
     def _arrivals(
         self, endpoint: Endpoint, delivery: Request, secret: str
@@ -105,14 +161,7 @@ class Receiver:
             why = f"the provider file stumbled: {summary(error)}"
             log.error("%s: %s", endpoint.name, why)
             return [unreadable(endpoint.name, endpoint.provider, delivery, secret, why)], []
-        for envelope in envelopes:
-            if envelope.nonce and not self._is_first_use(endpoint, envelope, delivery):
-                raise SignatureError("replayed", "what is signed was used before, for another event or body")
         return arrivals, envelopes
-
-    def _is_first_use(self, endpoint: Endpoint, envelope: Envelope, delivery: Request) -> bool:
-        digest = hashlib.sha256(delivery.body).hexdigest()
-        return self._inbox.use_nonce(endpoint.name, envelope.nonce, envelope.dedup_key, digest)
 
     def _apply(self, endpoint: Endpoint, ids: list[int], started: float) -> None:
         allowed = (endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN
@@ -121,6 +170,12 @@ class Receiver:
             self._applier.apply_now(ids, deadline=deadline)
         except Exception as error:  # noqa: BLE001 - it is recorded; a worker or the sweep takes it from here
             log.warning("%s: not applied within the request (%s)", endpoint.name, type(error).__name__)
+
+
+def _patience(endpoint: Endpoint) -> timedelta:
+    """How long the door may wait for the database, so that its answer still counts."""
+    respond_within = endpoint.provider.policy.respond_within
+    return PATIENCE if respond_within is None else min(PATIENCE, respond_within / 2)
 
 
 def _refusal(delivery: Request, refused: RequestError) -> Refusal:

@@ -8,10 +8,13 @@ from typing import Any
 
 from sqlalchemy import func, or_, select
 
+from ..inbox.marks import EVERYWHERE, Marks
+from ..inbox.spool import MARK, as_row
+from ..provider import instant
 from ..state import State
 from .queries import OPEN, given, now, rows
 
-__all__ = ["holds", "issues", "runs", "status"]
+__all__ = ["holds", "issues", "runs", "spools", "status"]
 
 RUN_COLUMNS = (
     "id",
@@ -100,6 +103,19 @@ def status(state: State) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def spools(state: State) -> list[dict[str, Any]]:
+    """What hosts keep of the time when the database was away: this host's spool as it is, the others' as they said last."""
+    marks = Marks(state.inbox).beginning_with(EVERYWHERE, MARK)
+    found = {name.removeprefix(MARK): dict(value) for name, value in marks.items()}
+    for row in found.values():
+        row["oldest"] = instant(row["oldest"])
+        row.pop("drained", None)
+    if state.spool is not None:
+        own = as_row(state.spool.state())
+        found[own["host"]] = own
+    return [found[host] for host in sorted(found)]
 
 
 def _of(endpoint: str, found: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

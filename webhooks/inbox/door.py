@@ -9,27 +9,41 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine, PoolProxiedConnection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from ..errors import InboxUnavailable
+from .line import Line, TooSlow, cut
 from .rows import Arrival, Recorded
 from .sql import AGAIN_SQLITE, ARRIVAL, KEEP_SQLITE, RECORD_POSTGRESQL, RECORD_SQLITE
 
-__all__ = ["Door"]
+__all__ = ["PATIENCE", "UNHURRIED", "Door", "sqlite_instant"]
 
 BATCH = 64
 """Arrivals per statement; more would make the first one in it wait longer than a commit takes."""
 
+PATIENCE = timedelta(seconds=4)
+"""How long a provider may wait for the database: most cut the line after ten seconds, and then hear no 503."""
 
-@dataclass
+UNHURRIED = timedelta(seconds=30)
+"""The same for whoever is no provider."""
+
+REST = timedelta(seconds=2)
+"""A database that did not answer in time is left alone for so long, and then asked by one: every further one would cost
+a thread of the web server the whole time."""
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
 class _Ticket:
     arrivals: Sequence[Arrival]
     done: threading.Event = field(default_factory=threading.Event)
@@ -51,22 +65,83 @@ class Door:
         self._queue = threading.Lock()
         self._waiting: list[_Ticket] = []
         self._connection: PoolProxiedConnection | None = None
+        self._line = Line()
+        self._slow_until: float | None = None
 
-    def record(self, arrivals: Sequence[Arrival]) -> list[Recorded]:
-        """Commit the arrivals; one result each, in order. Raises InboxUnavailable if they are not committed."""
+    def record(self, arrivals: Sequence[Arrival], within: timedelta = UNHURRIED) -> list[Recorded]:
+        """Commit the arrivals; one result each, in order. Raises InboxUnavailable if they are not committed in time."""
         if not arrivals:
             return []
+        ends = time.monotonic() + within.total_seconds()
         ticket = _Ticket(arrivals)
         with self._queue:
             self._waiting.append(ticket)
         while not ticket.done.is_set():
-            with self._writing:
+            if not self._enter(ends):
+                self._leave(ticket)
+                break
+            try:
                 if not ticket.done.is_set():
+                    self._line.ends = ends
                     self._write_waiting()
+            finally:
+                self._writing.release()
         if ticket.error is not None:
             raise InboxUnavailable(type(ticket.error).__name__) from ticket.error
         assert ticket.recorded is not None
         return ticket.recorded
+
+    def run(self, work: Callable[[Any], T], *, within: timedelta) -> T:
+        """Do something else in a transaction on the door's connection; `work` gets a cursor. Raises InboxUnavailable."""
+        ends = time.monotonic() + within.total_seconds()
+        if not self._enter(ends):
+            raise TooSlow("the database did not answer in time")
+        try:
+            self._line.ends = ends
+            try:
+                return self._run(work)
+            except Exception as error:
+                self._give_up(error)
+                if not _is_stale_connection(error):
+                    raise InboxUnavailable(type(error).__name__) from error
+            try:
+                return self._run(work)
+            except Exception as error:
+                self._give_up(error)
+                raise InboxUnavailable(type(error).__name__) from error
+        finally:
+            self._writing.release()
+
+    def _run(self, work: Callable[[Any], T]) -> T:
+        with _Connection(self, self._engine()) as cursor:
+            done = work(cursor)
+        self._slow_until = None
+        return done
+
+    def _enter(self, ends: float) -> bool:
+        """Take the connection, in time; False if it cannot be had, or the database is left alone for a while."""
+        slow = self._slow_until
+        left = max(ends - time.monotonic(), 0.0) if slow is None else 0.0
+        if not self._writing.acquire(timeout=left):
+            return False
+        slow = self._slow_until
+        if slow is not None and time.monotonic() < slow:
+            self._writing.release()
+            return False
+        return True
+
+    def _leave(self, ticket: _Ticket) -> None:
+        """Wait no longer. Whether it is written after all, nobody knows; once more does no harm."""
+        with self._queue:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+        if not ticket.done.is_set():
+            ticket.error = TooSlow("the database did not answer in time")
+
+    def _give_up(self, error: Exception) -> None:
+        self._disconnect()
+        if _is_timeout(error):
+            self._slow_until = time.monotonic() + REST.total_seconds()
 
     def close(self) -> None:
         """Close the connection; the next arrival opens one."""
@@ -92,7 +167,7 @@ class Door:
 
     def _write_each(self, batch: Iterable[_Ticket], error: Exception) -> None:
         """One bad row must not fail its neighbours; but where the database is away, one try is enough for all."""
-        self._disconnect()
+        self._give_up(error)
         tickets = list(batch)
         for ticket in tickets:
             if _is_timeout(error) or (len(tickets) == 1 and not _is_stale_connection(error)):
@@ -101,7 +176,7 @@ class Door:
             try:
                 self._write([ticket])
             except Exception as again:  # noqa: BLE001 - goes to the one waiter
-                self._disconnect()
+                self._give_up(again)
                 ticket.error = again
                 if _is_connection_error(again):
                     break
@@ -121,6 +196,7 @@ class Door:
         with _Connection(self, engine) as cursor:
             write = _write_sqlite if engine.dialect.name == "sqlite" else _write_postgresql
             written = write(cursor, rows)
+        self._slow_until = None
         fresh = {key for key, recorded in written.items() if recorded.new}
         for ticket in batch:
             ticket.recorded = []
@@ -131,7 +207,7 @@ class Door:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.invalidate()
+            cut(connection)
 
 
 class _Connection:
@@ -144,11 +220,14 @@ class _Connection:
     def __enter__(self) -> Any:
         connection = self._door._connection
         if connection is None:
-            connection = self._engine.raw_connection()
-            if not self._shared:
-                self._door._connection = connection
+            if self._shared:
+                connection = self._engine.raw_connection()
+            else:
+                connection = self._door._connection = self._door._line.connect(self._engine)
         self._raw = connection
         cursor = connection.cursor()
+        if self._engine.dialect.name == "sqlite" and not self._shared:
+            self._door._line.hurry(cursor)
         if self._engine.dialect.name == "sqlite" and not self._in_transaction():
             cursor.execute("BEGIN IMMEDIATE")
         return cursor
@@ -195,6 +274,7 @@ def _row(arrival: Arrival, deliveries: int) -> dict[str, Any]:
         "error": arrival.error,
         "body": arrival.body,
         "headers": arrival.headers,
+        "received_at": arrival.received_at,
     }
 
 
@@ -210,6 +290,7 @@ def _write_sqlite(cursor: Any, rows: Sequence[dict[str, Any]]) -> dict[tuple[str
     written = {}
     for row in rows:
         values = {**row, "now": now, "occurred_at": row["occurred_at"] and sqlite_instant(row["occurred_at"])}
+        values["received_at"] = sqlite_instant(row["received_at"]) if row["received_at"] else now
         inserted = cursor.execute(RECORD_SQLITE, values).fetchone()
         if inserted is not None:
             cursor.execute(KEEP_SQLITE, {"id": inserted[0], "body": row["body"], "headers": row["headers"]})
@@ -229,8 +310,9 @@ def _is_connection_error(error: Exception) -> bool:
 
 
 def _is_timeout(error: Exception) -> bool:
-    """A database that lets nobody in: each further try costs everybody who waits the whole time again."""
-    return "ConnectionTimeout" in {type(error).__name__, type(getattr(error, "orig", None)).__name__}
+    """A database that lets nobody in, or says nothing: each further try costs everybody who waits the whole time again."""
+    names = {type(error).__name__, type(getattr(error, "orig", None)).__name__}
+    return bool(names & {"ConnectionTimeout", "TooSlow"})
 
 
 def _is_stale_connection(error: Exception) -> bool:

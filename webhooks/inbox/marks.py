@@ -29,6 +29,13 @@ class Marks:
         with self._inbox.engine.connect() as connection:
             return connection.scalar(select(c.value).where(c.endpoint == endpoint, c.name == name))
 
+    def beginning_with(self, endpoint: str, prefix: str) -> dict[str, Any]:
+        """Name → value of the marks whose names begin so."""
+        c = self._inbox.tables.marks.c
+        wanted = (c.endpoint == endpoint) & c.name.startswith(prefix, autoescape=True)
+        with self._inbox.engine.connect() as connection:
+            return {row.name: row.value for row in connection.execute(select(c.name, c.value).where(wanted))}
+
     def at(self, endpoint: str, name: str) -> datetime | None:
         """When it was last written, by the database's clock."""
         c = self._inbox.tables.marks.c

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sqlalchemy import insert
-from sqlalchemy.exc import SQLAlchemyError
+from .. import jsontext
+from ..errors import InboxUnavailable
 
 if TYPE_CHECKING:
     from . import Inbox
@@ -22,6 +22,9 @@ PER_MINUTE = 60
 """Notes that one process writes per endpoint: whoever sends rubbish must not fill the table, nor slow the door."""
 
 MINUTE = timedelta(minutes=1)
+
+WITHIN = timedelta(seconds=1)
+"""A note is not worth a longer wait."""
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,10 @@ class Refusal:
     length: int
     digest: str
     content_type: str
+
+    @property
+    def kept_headers(self) -> dict[str, str]:
+        return {"Content-Type": self.content_type} if self.content_type.isprintable() else {}
 
 
 class Rejections:
@@ -51,17 +58,16 @@ class Rejections:
             return
         row = {
             "endpoint": endpoint,
-            "received_at": self._inbox.moment(),
             "reason": refusal.reason,
             "length": min(refusal.length, 2**31 - 1),
             "digest": refusal.digest,
-            "headers": {"Content-Type": refusal.content_type} if refusal.content_type.isprintable() else {},
+            "headers": jsontext.dumps(refusal.kept_headers).decode(),
+            "body": None,
         }
         try:
-            with self._inbox.transaction() as connection:
-                connection.execute(insert(self._inbox.tables.rejections).values(row))
-        except SQLAlchemyError as error:
-            log.warning("%s: a refused delivery could not be noted (%s)", endpoint, type(error).__name__)
+            self._inbox.note_refusal(row, WITHIN)
+        except InboxUnavailable as error:
+            log.warning("%s: a refused delivery could not be noted (%s)", endpoint, error)
 
     def _may_write(self, endpoint: str) -> bool:
         now = time.monotonic()
