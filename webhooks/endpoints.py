@@ -28,6 +28,9 @@ NAME_RULE = "a name is letters, digits, '-', '_' and '.', at most 63"
 MAX_BODY = 5 * 1024 * 1024
 """For providers that publish no limit; the largest bodies seen are a few hundred kilobytes."""
 
+TIME_LIMIT = timedelta(seconds=60)
+"""A handler only writes to the database; less than a lease, so that nobody else takes its event meanwhile."""
+
 Settings = Mapping[str, "str | Callable[[], str]"]
 
 
@@ -54,6 +57,8 @@ class Endpoint:
     """Longer without a delivery is an issue, whatever the provider says; None: only what it has and we lack is."""
     api_rate: float | None = None
     """Calls of the provider's API per second, instead of what its documentation says."""
+    time_limit: timedelta = TIME_LIMIT
+    """How long one call of a handler may take."""
     spool: Literal["auto", "always", "never"] = "auto"
     """Whether its deliveries go into this host's spool while the database is away; auto: if they would not come again."""
 
@@ -162,6 +167,7 @@ class _EndpointSchema(Schema):
     late = fields.String(validate=validate.OneOf(["run", "skip", "ask"]))
     max_silence = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(minutes=1)))
     api_rate = fields.Float(validate=validate.Range(min=0, min_inclusive=False))
+    time_limit = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(seconds=1)))
     spool = fields.String(validate=validate.OneOf(["auto", "always", "never"]))
 
 

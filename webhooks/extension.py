@@ -116,12 +116,18 @@ class Webhooks:
     # -- what the app does with events
 
     def sync(
-        self, source: str, *kinds: str, schema: Schemas = None, name: str | None = None
+        self,
+        source: str,
+        *kinds: str,
+        schema: Schemas = None,
+        time_limit: timedelta | None = None,
+        name: str | None = None,
     ) -> Callable[[F], F]:
         """Copy state: `function(event, object)` gets the object as it is now, or None when it is gone.
 
         Level-triggered: it may run any number of times, once for many events, and must only say what is. `source` is an
         endpoint's or a provider's name. It runs in our transaction through `db.session`; a commit raises.
+        A call that takes longer than `time_limit` (by default the endpoint's, 60 s) is stopped and counts as failed.
         """
 
         def register(function: F) -> F:
@@ -134,6 +140,7 @@ class Webhooks:
                     source=source,
                     kinds=kinds,
                     schema=schema,
+                    time_limit=_limit(source, time_limit),
                     where=where,
                 )
             )
@@ -153,6 +160,7 @@ class Webhooks:
         replaces: Mapping[str, Key] | None = None,
         schema: Schemas = None,
         late: Late | None = None,
+        time_limit: timedelta | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """React to an occasion: `function(event, object)` runs once per event, with the object as it is now.
@@ -161,6 +169,7 @@ class Webhooks:
         whatever events arrive. `when(object)` decides on the fetched object. A second trigger for a flow raises
         ConfigError naming both places. To hand a flow over to another trigger, give the new one another name and
         `replaces={"old flow": where the old one's key is in our object}`: what either has decided counts for both.
+        A call that takes longer than `time_limit` (by default the endpoint's, 60 s) is stopped and counts as failed.
         """
 
         def register(function: F) -> F:
@@ -178,6 +187,7 @@ class Webhooks:
                     when=when,
                     schema=schema,
                     late=late,
+                    time_limit=_limit(source, time_limit),
                     where=where,
                 )
             )
@@ -313,6 +323,12 @@ def _ring_after(bell: Bell) -> Callable[[Session, SessionTransaction], None]:
             bell.ring()
 
     return ring
+
+
+def _limit(source: str, given: timedelta | None) -> timedelta | None:
+    if given is not None and given <= timedelta(0):
+        raise ConfigError(f"a handler for {source!r} cannot work with a time_limit of {given}")
+    return given
 
 
 def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:

@@ -16,7 +16,7 @@ from sqlalchemy.pool import Pool
 
 from ..errors import InboxUnavailable
 
-__all__ = ["Line", "TooSlow", "cut"]
+__all__ = ["Line", "TooSlow", "call_off", "cut"]
 
 CONNECT_SECONDS = 2
 """For each address of the database; psycopg knows no shorter time."""
@@ -87,12 +87,16 @@ class Line:
 
 def cut(connection: PoolProxiedConnection) -> None:
     """Give a connection up; what it still waits for is called off."""
-    driver = connection.driver_connection
+    call_off(connection.driver_connection)
+    connection.invalidate()
+
+
+def call_off(driver: Any) -> None:
+    """Tell the database that nobody waits any more for what this driver's connection has asked, if it is psycopg's."""
     cancel: Callable[..., None] | None = getattr(driver, "cancel_safe", None)
     if cancel is not None and _is_waiting(driver):
         with suppress(Exception):  # it is only politeness towards a database that may not even be there
             cancel(timeout=CANCEL_SECONDS)
-    connection.invalidate()
 
 
 def _is_waiting(driver: Any) -> bool:
