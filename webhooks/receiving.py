@@ -10,13 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from .answers import MARGIN, UNKNOWN_DEADLINE, Desk
-from .apply import Applier, summary
+from .apply import Applier, read_delivery, summary
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
-from .inbox import PATIENCE, Arrival, Inbox, Recorded, arrival, unreadable
-from .inbox.rejections import Refusal, Rejections
-from .inbox.spool import Held, Nonce, Spool
-from .provider import Envelope, Reply, Request
+from .inbox import PATIENCE, Inbox, Recorded
+from .inbox.rejections import CHECKABLE, Refusal, Rejections
+from .inbox.spool import Held, Spool
+from .provider import Reply, Request
 from .queue import Bell
 from .signatures import fingerprint, is_probe
 
@@ -27,6 +27,9 @@ RETRY_AFTER = timedelta(seconds=30)
 
 SPOOLED_PATIENCE = timedelta(seconds=10)
 """What comes out of the spool is in no hurry, but must not keep deliveries from the door's connection."""
+
+NOTE_EVERY = timedelta(minutes=1)
+"""How often a process notes that a secret is in use."""
 
 WORDS = {401: "unauthorized\n", 413: "too large\n", 415: "unsupported\n"}
 
@@ -51,6 +54,7 @@ class Receiver:
         self._applier = applier
         self._desk = desk
         self._spool = spool
+        self._noted: dict[tuple[str, str], float] = {}
         self._rejections = Rejections(inbox)
 
     def respond(self, endpoint: Endpoint, delivery: Request) -> Reply:
@@ -67,7 +71,7 @@ class Receiver:
 
     def refused(self, endpoint: Endpoint, delivery: Request, refused: RequestError) -> Reply:
         """The answer to a refused delivery; it is logged, and noted as far as there are not too many."""
-        self._rejections.note(endpoint.name, _refusal(delivery, refused))
+        self._rejections.note(endpoint, _refusal(endpoint, delivery, refused))
         return refuse(endpoint, delivery, refused)
 
     def receive(self, endpoint: Endpoint, delivery: Request) -> Reply:
@@ -89,13 +93,8 @@ class Receiver:
         if is_probe(delivery, signed_by):
             return Reply(204)
         secret = fingerprint(signed_by)
-        arrivals, envelopes = self._arrivals(endpoint, delivery, secret)
-        nonces = [
-            Nonce(e.nonce, e.dedup_key, hashlib.sha256(delivery.body).hexdigest())
-            for e in envelopes
-            if e.nonce
-        ]
-        held = Held(endpoint.name, datetime.now(UTC), arrivals, nonces)
+        held, envelopes = read_delivery(endpoint, delivery, secret, datetime.now(UTC))
+        arrivals = held.arrivals
         answerer = self._desk.answerer(endpoint, envelopes)
         if answerer is not None:
             self._require_first_use(held, _patience(endpoint))
@@ -137,31 +136,24 @@ class Receiver:
             return []
         if self._spool is not None:
             self._spool.look()
+        for secret in {each.secret for each in held.arrivals if each.secret}:
+            self._note_use(endpoint.name, secret)
         return recorded
 
-    def _require_first_use(self, held: Held, within: timedelta) -> None:
-        for nonce in held.nonces:
-            first = self._inbox.use_nonce(
-                held.endpoint, nonce.value, nonce.dedup_key, nonce.digest, within=within
-            )
-            if not first:
-                raise SignatureError("replayed", "what is signed was used before, for another event or body")
-
-    def _arrivals(
-        self, endpoint: Endpoint, delivery: Request, secret: str
-    ) -> tuple[list[Arrival], list[Envelope]]:
+    def _note_use(self, endpoint: str, secret: str) -> None:
+        """Note that a secret is in use, once a minute: whoever renews it wants to know when the old one is no longer."""
+        now = time.monotonic()
+        if now < self._noted.get((endpoint, secret), 0.0):
+            return
+        self._noted[endpoint, secret] = now + NOTE_EVERY.total_seconds()
         try:
-            envelopes = endpoint.provider.parse(delivery)
-            arrivals = [
-                arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes
-            ]
-        except Unreadable as reason:
-            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, str(reason))], []
-        except Exception as error:  # noqa: BLE001 - a mistake in a provider file must not turn deliveries away
-            why = f"the provider file stumbled: {summary(error)}"
-            log.error("%s: %s", endpoint.name, why)
-            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, why)], []
-        return arrivals, envelopes
+            self._inbox.note_use(endpoint, secret)
+        except InboxUnavailable as error:
+            log.info("%s: the use of a secret could not be noted (%s)", endpoint, error)
+
+    def _require_first_use(self, held: Held, within: timedelta) -> None:
+        if not self._inbox.is_first_use(held, within):
+            raise SignatureError("replayed", "what is signed was used before, for another event or body")
 
     def _apply(self, endpoint: Endpoint, ids: list[int], started: float) -> None:
         allowed = (endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN
@@ -178,13 +170,15 @@ def _patience(endpoint: Endpoint) -> timedelta:
     return PATIENCE if respond_within is None else min(PATIENCE, respond_within / 2)
 
 
-def _refusal(delivery: Request, refused: RequestError) -> Refusal:
+def _refusal(endpoint: Endpoint, delivery: Request, refused: RequestError) -> Refusal:
     length = delivery.headers.get("Content-Length", "")
+    reason = refused.reason if isinstance(refused, SignatureError) else REASONS[type(refused)]
     return Refusal(
-        refused.reason if isinstance(refused, SignatureError) else REASONS[type(refused)],
+        reason,
         int(length) if length.isascii() and length.isdigit() and len(length) < 16 else len(delivery.body),
         hashlib.sha256(delivery.body).hexdigest(),
         delivery.headers.get("Content-Type", "")[:80],
+        endpoint.seen_as(delivery) if reason in CHECKABLE and endpoint.keep_refused else None,
     )
 
 

@@ -27,7 +27,7 @@ from .fresh import Copy, ensure_fresh
 from .limiting import within
 from .mirroring import BATCH as MIRROR_BATCH
 from .mirroring import Mirrored, is_plain, mirror
-from .reading import read_again, with_bodies
+from .reading import read_again, read_delivery, with_bodies
 from .running import Running, in_handler, now_running, refuse_commit, refuse_second_connection
 from .statements import Statements, statements
 from .writing import ClaimLost, Refetch, Write
@@ -42,6 +42,7 @@ __all__ = [
     "in_handler",
     "now_running",
     "read_again",
+    "read_delivery",
     "refuse_commit",
     "refuse_second_connection",
     "summary",

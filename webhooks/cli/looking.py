@@ -104,6 +104,12 @@ def _remarks(row: Mapping[str, Any]) -> list[str]:
         + (f"; {run['error']}" if run["error"] else "")
         for task, run in row["runs"].items()
     ]
+    if len(row["secrets"]) > 1:
+        lines += [
+            f"{name}: secret {n} of {len(row['secrets'])} ({secret['fingerprint']}) was "
+            + (f"last used {words(secret['last_used_at'])} UTC" if secret["last_used_at"] else "never used")
+            for n, secret in enumerate(row["secrets"], 1)
+        ]
     if row["provider"] is None:
         lines.append(f"{name}: is not in WEBHOOKS any more, so its open events wait for ever")
     return lines

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, or_, select
 
-from ..inbox.marks import EVERYWHERE, Marks
+from ..errors import InboxUnavailable
+from ..inbox.marks import EVERYWHERE, SECRET, Marks
 from ..inbox.spool import MARK, as_row
 from ..provider import instant
 from ..state import State
@@ -84,6 +85,7 @@ def status(state: State) -> list[dict[str, Any]]:
         state, select(*(run[name] for name in RUN_COLUMNS)).where(run.id.in_(newest)).order_by(run.task)
     )
     open_issues, held = issues(state), holds(state)
+    used = Marks(state.inbox).times(SECRET)
     unknown = {row["endpoint"] for row in counts} - set(state.endpoints)
     found = []
     for name in [*state.endpoints, *sorted(unknown)]:
@@ -97,12 +99,22 @@ def status(state: State) -> list[dict[str, Any]]:
                 "due": waiting["due"] if waiting else 0,
                 "lag": max(moment - waiting["first"], timedelta(0)) if waiting else None,
                 "last_delivery_at": delivered.get(name),
+                "secrets": _secrets(state, name, used),
                 "runs": {row["task"]: _without(row, "endpoint", "task") for row in _of(name, last_runs)},
                 "issues": [_without(row, "endpoint") for row in _of(name, open_issues)],
                 "holds": [_without(row, "endpoint") for row in _of(name, held)],
             }
         )
     return found
+
+
+def _secrets(state: State, name: str, used: Mapping[tuple[str, str], datetime]) -> list[dict[str, Any]]:
+    """The configured secrets by fingerprint, the current one first, and when each was last used (to the minute)."""
+    try:
+        known = state.endpoints[name].fingerprints() if name in state.endpoints else []
+    except InboxUnavailable:
+        known = []
+    return [{"fingerprint": each, "last_used_at": used.get((name, SECRET + each))} for each in known]
 
 
 def spools(state: State) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from ..errors import InboxUnavailable
 from ..models import Tables
 from .claiming import CLAIM_SIZE, LEASE, Claiming, inserted_id
 from .door import PATIENCE, UNHURRIED, Door, sqlite_instant
+from .marks import SECRET
 from .retention import Retention
 from .rows import (
     Arrival,
@@ -32,7 +33,18 @@ from .rows import (
     unreadable,
     write_version,
 )
-from .sql import IS_UP, NONCE_POSTGRESQL, NONCE_SQLITE, REFUSED_POSTGRESQL, REFUSED_SQLITE
+from .spool import Held
+from .sql import (
+    IS_UP,
+    KEPT_POSTGRESQL,
+    KEPT_SQLITE,
+    MARK_POSTGRESQL,
+    MARK_SQLITE,
+    NONCE_POSTGRESQL,
+    NONCE_SQLITE,
+    REFUSED_POSTGRESQL,
+    REFUSED_SQLITE,
+)
 
 __all__ = [
     "CLAIM_SIZE",
@@ -99,6 +111,28 @@ class Inbox(Claiming, Retention):
             lambda cursor: self._told(cursor, NONCE_SQLITE, NONCE_POSTGRESQL, row).fetchone(), within=within
         )
         return tuple(found) == (row["dedup_key"], digest)
+
+    def is_first_use(self, held: Held, within: timedelta) -> bool:
+        """Whether all nonces of a delivery are new, or used again for what they first came with. Raises InboxUnavailable."""
+        return all(
+            self.use_nonce(held.endpoint, nonce.value, nonce.dedup_key, nonce.digest, within)
+            for nonce in held.nonces
+        )
+
+    def kept_refusals(self, endpoint: str, within: timedelta) -> tuple[int, int]:
+        """How many bodies of refused deliveries are kept, and their bytes. Raises InboxUnavailable."""
+        row = {"endpoint": endpoint}
+        rows, size = self._door.run(
+            lambda cursor: self._told(cursor, KEPT_SQLITE, KEPT_POSTGRESQL, row).fetchone(), within=within
+        )
+        return int(rows), int(size)
+
+    def note_use(self, endpoint: str, secret: str) -> None:
+        """Leave the mark that this secret (by its fingerprint) has just verified a delivery. Raises InboxUnavailable."""
+        row = {"endpoint": endpoint, "name": SECRET + secret}
+        self._door.run(
+            lambda cursor: self._told(cursor, MARK_SQLITE, MARK_POSTGRESQL, row), within=timedelta(seconds=1)
+        )
 
     def note_refusal(self, row: Mapping[str, Any], within: timedelta) -> None:
         """Write a row of `webhook_rejections`. Raises InboxUnavailable."""

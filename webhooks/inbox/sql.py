@@ -9,6 +9,10 @@ __all__ = [
     "CLAIM_SQLITE",
     "IS_UP",
     "KEEP_SQLITE",
+    "KEPT_POSTGRESQL",
+    "KEPT_SQLITE",
+    "MARK_POSTGRESQL",
+    "MARK_SQLITE",
     "NONCE_POSTGRESQL",
     "NONCE_SQLITE",
     "RECORD_POSTGRESQL",
@@ -88,6 +92,22 @@ ON CONFLICT (endpoint, nonce) DO UPDATE SET used_at = webhook_nonces.used_at RET
 REFUSED_POSTGRESQL = """
 INSERT INTO webhook_rejections (endpoint, received_at, reason, length, digest, headers, body)
 VALUES (%(endpoint)s, clock_timestamp(), %(reason)s, %(length)s, %(digest)s, %(headers)s::json, %(body)s)
+"""
+MARK_POSTGRESQL = """
+INSERT INTO webhook_marks (endpoint, name, value, at) VALUES (%(endpoint)s, %(name)s, 'true', clock_timestamp())
+ON CONFLICT (endpoint, name) DO UPDATE SET at = excluded.at
+"""
+MARK_SQLITE = """
+INSERT INTO webhook_marks (endpoint, name, value, at) VALUES (:endpoint, :name, 'true', :now)
+ON CONFLICT (endpoint, name) DO UPDATE SET at = excluded.at
+"""
+KEPT_POSTGRESQL = """
+SELECT count(*), coalesce(sum(length(body)), 0) FROM webhook_rejections
+WHERE endpoint = %(endpoint)s AND body IS NOT NULL
+"""
+KEPT_SQLITE = """
+SELECT count(*), coalesce(sum(length(body)), 0) FROM webhook_rejections
+WHERE endpoint = :endpoint AND body IS NOT NULL
 """
 NONCE_SQLITE = """
 INSERT INTO webhook_nonces (endpoint, nonce, dedup_key, digest, used_at)
