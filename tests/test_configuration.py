@@ -97,7 +97,7 @@ SECRETS: dict[str, tuple[str, Any, str]] = {
     ),
     "too short": ("github", ["abc"], "secrets[0]: use a secret of at least 8 characters"),
     "short but for blanks": ("github", ["abc       "], "secrets[0]: use a secret of at least 8 characters"),
-    "a dict": ("github", {"a": 1}, "secrets: Not a valid list."),
+    "a dict": ("github", {"a": 1}, "secrets: [0] a secret from a file is written"),
     "a fraction": ("github", 1.5, "secrets: Not a valid list."),
     "true": ("github", [True], "secrets: [0] Not a valid string."),
 }

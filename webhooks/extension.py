@@ -28,6 +28,7 @@ from .errors import ConfigError
 from .front import FrontDoor
 from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, texts
 from .inbox import LEASE, Inbox
+from .inbox.spool import MAX_BYTES, MAX_ROWS, Spool, note_drained
 from .issues import Issue, Issues, Teller
 from .models import tables
 from .queue import EFFECTS, EFFECTS_QUEUE, Bell, broker_settings
@@ -38,6 +39,10 @@ from .views import blueprint, prepare
 __all__ = ["Webhooks", "celery_settings", "state"]
 
 _RECEIVER = "webhooks.receiver"
+
+SPOOL = "webhooks-spool.sqlite"
+"""The spool's file in the instance folder."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=Teller)
 
@@ -81,11 +86,12 @@ class Webhooks:
         outbox = Outbox(inbox, lease=_seconds(app, "WEBHOOKS_EFFECT_LEASE", CALL_LEASE))
         caller = Caller(outbox, self.effects, effects_bell, _scope_of(app, db))
         desk = Desk(inbox, found, self.handlers, bell, _scope_of(app, db))
-        receiver = Receiver(found, inbox, bell, applier, desk)
+        spool = _spool_of(app, inbox, bell)
+        receiver = Receiver(found, inbox, bell, applier, desk, spool)
         app.extensions[_RECEIVER] = receiver
         issues = Issues(inbox, _tellers(app, self._told))
         app.extensions[EXTENSION] = State(
-            app, db, found, self.handlers, inbox, apis, bell, applier, caller, issues
+            app, db, found, self.handlers, inbox, apis, bell, applier, caller, issues, spool
         )
         event.listen(db.session, "before_commit", refuse_commit)
         event.listen(db.session, "after_transaction_end", _ring_after(effects_bell))
@@ -110,12 +116,18 @@ class Webhooks:
     # -- what the app does with events
 
     def sync(
-        self, source: str, *kinds: str, schema: Schemas = None, name: str | None = None
+        self,
+        source: str,
+        *kinds: str,
+        schema: Schemas = None,
+        time_limit: timedelta | None = None,
+        name: str | None = None,
     ) -> Callable[[F], F]:
         """Copy state: `function(event, object)` gets the object as it is now, or None when it is gone.
 
         Level-triggered: it may run any number of times, once for many events, and must only say what is. `source` is an
         endpoint's or a provider's name. It runs in our transaction through `db.session`; a commit raises.
+        A call that takes longer than `time_limit` (by default the endpoint's, 60 s) is stopped and counts as failed.
         """
 
         def register(function: F) -> F:
@@ -128,6 +140,7 @@ class Webhooks:
                     source=source,
                     kinds=kinds,
                     schema=schema,
+                    time_limit=_limit(source, time_limit),
                     where=where,
                 )
             )
@@ -147,6 +160,7 @@ class Webhooks:
         replaces: Mapping[str, Key] | None = None,
         schema: Schemas = None,
         late: Late | None = None,
+        time_limit: timedelta | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """React to an occasion: `function(event, object)` runs once per event, with the object as it is now.
@@ -155,6 +169,7 @@ class Webhooks:
         whatever events arrive. `when(object)` decides on the fetched object. A second trigger for a flow raises
         ConfigError naming both places. To hand a flow over to another trigger, give the new one another name and
         `replaces={"old flow": where the old one's key is in our object}`: what either has decided counts for both.
+        A call that takes longer than `time_limit` (by default the endpoint's, 60 s) is stopped and counts as failed.
         """
 
         def register(function: F) -> F:
@@ -172,6 +187,7 @@ class Webhooks:
                     when=when,
                     schema=schema,
                     late=late,
+                    time_limit=_limit(source, time_limit),
                     where=where,
                 )
             )
@@ -309,6 +325,12 @@ def _ring_after(bell: Bell) -> Callable[[Session, SessionTransaction], None]:
     return ring
 
 
+def _limit(source: str, given: timedelta | None) -> timedelta | None:
+    if given is not None and given <= timedelta(0):
+        raise ConfigError(f"a handler for {source!r} cannot work with a time_limit of {given}")
+    return given
+
+
 def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
     given = app.config.get(name, default)
     try:
@@ -318,6 +340,37 @@ def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
     if found <= timedelta(0):
         raise ConfigError(f"{name} must be more than 0 seconds, not {given!r}")
     return found
+
+
+def _spool_of(app: Flask, inbox: Inbox, bell: Bell) -> Spool | None:
+    """This host's spool, in the instance folder or where WEBHOOKS_SPOOL says; None: it is switched off."""
+    given = app.config.get("WEBHOOKS_SPOOL", True)
+    if given is False:
+        return None
+    if given is not True and not (isinstance(given, str | Path) and str(given).strip()):
+        raise ConfigError(f"WEBHOOKS_SPOOL must be True, False or the path of a file, not {given!r}")
+    path = Path(app.instance_path) / SPOOL if given is True else Path(given)
+
+    def drained(number: int) -> None:
+        note_drained(inbox, made.state(), number)
+        bell.ring()
+
+    made = Spool(
+        path,
+        lambda held: _receiver(app).record(held),
+        inbox.is_up,
+        max_rows=_whole(app, "WEBHOOKS_SPOOL_MAX_ROWS", MAX_ROWS),
+        max_bytes=_whole(app, "WEBHOOKS_SPOOL_MAX_BYTES", MAX_BYTES),
+        drained=drained,
+    )
+    return made
+
+
+def _whole(app: Flask, name: str, default: int) -> int:
+    given = app.config.get(name, default)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ConfigError(f"{name} must be a whole number and at least 1, not {given!r}")
+    return given
 
 
 def _prefixes(app: Flask, view: Callable[[str], Any]) -> tuple[str, ...]:

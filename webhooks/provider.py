@@ -210,6 +210,13 @@ class Policy:
     def never_retries(self) -> bool:
         return self.retries == ()
 
+    @property
+    def comes_again(self) -> bool:
+        """Whether a delivery that is refused for an hour comes again after it. What nobody says is taken for no."""
+        if self.retries is not None:
+            return sum(self.retries, timedelta(0)) >= timedelta(hours=1)
+        return self.retry_window is not None and self.retry_window >= timedelta(hours=1)
+
 
 @dataclass(frozen=True)
 class Health:

@@ -25,6 +25,7 @@ from ..errors import ApiRefused, GiveUp, NotFetchable, OverBudget, RateLimited, 
 from ..jsontext import Json
 from ..provider import as_text, dig
 from .budget import Budget, Priority
+from .watching import pool_manager, watched
 
 __all__ = ["Apis", "HttpApi", "Priority"]
 
@@ -80,7 +81,7 @@ class Apis:
         sleep: Callable[[float], None] = time.sleep,
         budget: Budget | None = None,
     ) -> None:
-        self._pool = urllib3.PoolManager(num_pools=32, maxsize=64, block=False, retries=False)
+        self._pool = pool_manager()
         self._timeout = timeout
         self._clock = clock
         self.sleep = sleep
@@ -271,6 +272,7 @@ class HttpApi:
         ends = time.monotonic() + seconds
         self._apis._count()
         try:
+            watched.ends = ends
             response = self._apis._pool.request(
                 method,
                 url,

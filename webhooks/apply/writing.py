@@ -11,12 +11,13 @@ from sqlalchemy.orm import Session
 
 from .. import jsontext
 from ..endpoints import Endpoint
-from ..errors import NotVisibleYet, WebhooksError
+from ..errors import NotVisibleYet, TimeLimit, WebhooksError
 from ..handlers import Handler, Handlers
 from ..inbox import Event, Group, Inbox, read_version, write_version
 from ..jsontext import Json
 from ..provider import ObjectRef
 from .fetching import Fetched, is_behind, older, regresses, require_visible
+from .limiting import within
 from .running import Running, in_handler
 from .statements import Guard, Statements
 
@@ -327,8 +328,17 @@ class Write:
         return True
 
     def _call(self, handler: Handler, event: Event, thing: Json) -> None:
-        with in_handler(Running(self.session, self.inbox, event, handler.entry)):
+        def work() -> None:
             handler.function(event, thing)
+            self.session.flush()  # what waits for a lock is part of the handler's time
+
+        limit = handler.time_limit if handler.time_limit is not None else self.endpoint.time_limit
+        with in_handler(Running(self.session, self.inbox, event, handler.entry)):
+            try:
+                within(limit, work, handler.name, self.session, self.inbox.engine)
+            except TimeLimit as over:
+                over.event_id = event.id if handler.verb == "on" else None
+                raise
 
     def _close(self, outcomes: dict[int, tuple[str, str]]) -> None:
         """Enter the outcomes; the fence: if one of the events is not ours any more, nothing of this counts."""

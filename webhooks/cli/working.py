@@ -62,6 +62,7 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
     longest = LOOK if sleep is None else min(LOOK, timedelta(seconds=sleep))
     with Stop() as stop:
         while not stop.asked:
+            inbox.drain_spool()
             if _apply_one(applier, done) or _call_one(caller, called):
                 continue
             soon = timedelta(seconds=wait)
@@ -116,7 +117,8 @@ def _call_one(caller: Caller, called: Called) -> bool:
 
 @command()
 def sweep() -> Answer:
-    """Ring for the events and effects that are due, so that a worker looks for them. Beat does this every 30 seconds."""
+    """Drain this host's spool, then ring for the events and effects that are due, so that a worker looks for them.
+    Beat does this every 30 seconds."""
     due = state().sweep()
     rung = [f"{number} {what} are due; a worker was rung for." for what, number in due.items() if number]
     return Answer({"due": due["events"], "effects": due["effects"]}, sentences(rung or ["Nothing is due."]))

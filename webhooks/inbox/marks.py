@@ -11,7 +11,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 if TYPE_CHECKING:
     from . import Inbox
 
-__all__ = ["EVERYWHERE", "Marks"]
+__all__ = ["EVERYWHERE", "SECRET", "Marks"]
+
+SECRET = "secret:"  # noqa: S105 - a name
+"""What the names of marks begin with that say when a secret, named by its fingerprint, was last used."""
 
 EVERYWHERE = "(all)"
 """In place of an endpoint, for what is about none in particular."""
@@ -28,6 +31,24 @@ class Marks:
         c = self._inbox.tables.marks.c
         with self._inbox.engine.connect() as connection:
             return connection.scalar(select(c.value).where(c.endpoint == endpoint, c.name == name))
+
+    def beginning_with(self, endpoint: str, prefix: str) -> dict[str, Any]:
+        """Name → value of the marks whose names begin so."""
+        c = self._inbox.tables.marks.c
+        wanted = (c.endpoint == endpoint) & c.name.startswith(prefix, autoescape=True)
+        with self._inbox.engine.connect() as connection:
+            return {row.name: row.value for row in connection.execute(select(c.name, c.value).where(wanted))}
+
+    def times(self, prefix: str) -> dict[tuple[str, str], datetime]:
+        """(Endpoint, name) → when it was last written, of the marks whose names begin so."""
+        c = self._inbox.tables.marks.c
+        wanted = select(c.endpoint, c.name, c.at).where(c.name.startswith(prefix, autoescape=True))
+        with self._inbox.engine.connect() as connection:
+            rows = connection.execute(wanted).all()
+        return {
+            (row.endpoint, row.name): row.at.replace(tzinfo=UTC) if row.at.tzinfo is None else row.at
+            for row in rows
+        }
 
     def at(self, endpoint: str, name: str) -> datetime | None:
         """When it was last written, by the database's clock."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 
 from .database import Database
 
@@ -69,6 +69,15 @@ class Retention(Database):
         old = rejections.c.received_at < self.moment(-older_than)
         some = select(rejections.c.id).where(old | rejections.c.id.in_(crowd)).limit(PURGE_BATCH)
         return self._purge(lambda: delete(rejections).where(rejections.c.id.in_(some)))
+
+    def purge_refused_bodies(self, endpoint: str, older_than: timedelta) -> int:
+        """Drop the kept bodies of refused deliveries of this endpoint, and all headers with them; the notes stay."""
+        r = self.tables.rejections
+        old = (
+            (r.c.endpoint == endpoint) & r.c.body.is_not(None) & (r.c.received_at < self.moment(-older_than))
+        )
+        some = select(r.c.id).where(old).limit(PURGE_BATCH)
+        return self._purge(lambda: update(r).where(r.c.id.in_(some)).values(body=None, headers={}))
 
     def purge_claims(self, older_than: timedelta) -> int:
         """Delete claims that are over; their numbers are never drawn again."""

@@ -54,6 +54,8 @@ class Arrival:
     state: str = "pending"
     outcome: str | None = None
     error: str | None = None
+    received_at: datetime | None = None
+    """When it came, where that is not now: it was kept elsewhere in between."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -101,6 +101,10 @@ KINDS: Mapping[str, Kind] = {
         "Beat, or the worker that hears it, has stopped: nothing is swept, recovered or checked.",
         "start `celery beat` and a worker on its queues",
     ),
+    "spool": Kind(
+        "Deliveries that a host kept while the database was away are still not in the inbox.",
+        "run `flask webhooks sweep` on that host, see its log for what fails, and whether the file can be written",
+    ),
     "provider_clock_50": Kind(
         "Half of the time or of the failures that the provider allows is used up.",
         "see its detail; bring the endpoint back into service",

@@ -14,6 +14,7 @@ from ..handlers import Handlers
 from ..inbox import Inbox
 from ..inbox.marks import EVERYWHERE, Marks
 from ..inbox.rows import aware
+from ..inbox.spool import Spool
 from ..issues import KINDS, Finding, Issues
 from ..provider import instant
 from .asking import ask
@@ -42,10 +43,11 @@ class Watch:
         *,
         clock: Callable[[], datetime] = _now,
         probe_with: Probe | None = None,
+        spool: Spool | None = None,
     ) -> None:
         self.inbox, self.endpoints, self.apis, self.issues = inbox, endpoints, apis, issues
         self._handlers, self._clock = handlers, clock
-        self._rows = Rows(inbox, endpoints)
+        self._rows = Rows(inbox, endpoints, spool)
         self._silence = Silence(inbox, probe_with or probe(inbox, apis))
 
     def alive(self) -> None:
