@@ -63,12 +63,14 @@ class Crowd:
         self, arrivals: list[Arrival], while_waiting: Callable[[], None] = lambda: None
     ) -> dict[str, list[Recorded] | Exception]:
         """What each of them got."""
-        dsn = make_url(str(self._engine.url.render_as_string(hide_password=False))).set(drivername="postgresql")
+        dsn = make_url(str(self._engine.url.render_as_string(hide_password=False))).set(
+            drivername="postgresql"
+        )
         with psycopg.connect(dsn.render_as_string(hide_password=False)) as other:
             other.execute("LOCK TABLE webhook_events IN ACCESS EXCLUSIVE MODE")
             threads = [threading.Thread(target=self._one, args=(each,), daemon=True) for each in arrivals]
             threads[0].start()
-            until(lambda: self._door._writing.locked())
+            until(self._door._writing.locked)
             for thread in threads[1:]:
                 thread.start()
             until(lambda: len(self._door._waiting) == len(arrivals) - 1)

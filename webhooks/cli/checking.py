@@ -17,10 +17,11 @@ from ..endpoints import Endpoint
 from ..errors import WebhooksError
 from ..inbox.marks import EVERYWHERE, Marks
 from ..issues import KINDS, Finding
+from ..operating import standing
 from ..reconcile import Run
 from ..state import State
 from ..watch import BEAT
-from . import probing, standing
+from . import probing
 from .asking import endpoint_name, endpoint_named, endpoint_option
 from .output import Answer, command, sentences, state, table, waiting
 

@@ -15,8 +15,8 @@ from .. import jsontext
 from ..errors import Unreadable
 from ..inbox.spool import as_row
 from ..models import OUTCOMES, STATES
+from ..operating import queries, standing
 from ..state import State
-from . import queries, standing
 from .asking import endpoint_name, endpoint_option, event_named, limit_option, rows_wanted, since_option
 from .output import Answer, as_json, command, document, plain, sentences, state, table, words
 

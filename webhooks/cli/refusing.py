@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from sqlalchemy import func, select
 
-from . import queries
+from ..operating import queries
 from .asking import endpoint_name, endpoint_named, endpoint_option, limit_option, rows_wanted, since_option
 from .output import Answer, command, sentences, state, table
 

@@ -14,16 +14,15 @@ from ..effects import Called, Caller
 from ..handlers import Handler
 from ..inbox import CLAIM_SIZE
 from ..models import OUTCOMES
+from ..operating import holding, queries, redriving
 from ..queue import Bell
 from ..state import State
-from . import queries, rereading
 from .asking import endpoint_name, endpoint_named, event_named, handler_entries
 from .output import Answer, command, sentences, state, table, waiting
 from .stopping import Stop
 
 __all__ = ["pause", "purge", "redrive", "replay", "resume", "sweep", "work"]
 
-PAUSED = "paused"
 
 LOOK = timedelta(seconds=1)
 """`work` looks into the inbox at least so often: nobody rings for it."""
@@ -144,45 +143,9 @@ def redrive(events: Sequence[str], *, all_: bool, endpoint: str | None, outcome:
         chosen = queries.events(inbox, endpoint=of, states=("dead",), outcome=outcome)
     else:
         chosen = [event_named(inbox, text, of) for text in events]
-    rows = [_redriven(inbox, row) for row in chosen]
-    ready = [row["id"] for row in rows if row["redriven"]]
-    for start in range(0, len(ready), queries.MANY):
-        inbox.inbox.redrive(ready[start : start + queries.MANY])
-    if ready:
-        inbox.reconciler.sweep()
+    rows = redriving.redrive(inbox, chosen)
     show = table("", rows, ("id", "endpoint", "type", "redriven", "reason"), empty="No event is dead.")
     return Answer(rows, show, int(any(row["dead"] for row in rows)))
-
-
-def _redriven(inbox: State, row: dict[str, Any]) -> dict[str, Any]:
-    answer = {
-        "id": row["id"],
-        "endpoint": row["endpoint"],
-        "type": row["type"],
-        "redriven": True,
-        "dead": False,
-        "reason": None,
-    }
-    if row["state"] != "dead":
-        return answer | {
-            "redriven": False,
-            "reason": f"is {row['state']}, not dead; `replay` applies again what was applied",
-        }
-    if row["endpoint"] not in inbox.endpoints:
-        return answer | {
-            "redriven": False,
-            "dead": True,
-            "reason": "its endpoint is not in WEBHOOKS any more",
-        }
-    if row["outcome"] != "unreadable":
-        return answer
-    reread = rereading.read(inbox, row)
-    return answer | {
-        "redriven": reread.ready,
-        "dead": reread.dead,
-        "type": reread.type,
-        "reason": reread.reason,
-    }
 
 
 @command()
@@ -249,7 +212,7 @@ def pause(endpoint: str) -> Answer:
     """Apply nothing of ENDPOINT until `resume`. Its deliveries are still recorded and answered."""
     inbox = state()
     of = endpoint_named(inbox, endpoint)
-    inbox.inbox.hold(of.name, PAUSED)
+    holding.pause(inbox, of)
     said = f"{of.name} is paused. Deliveries are recorded; nothing is applied until `flask webhooks resume {of.name}`."
     return Answer({"endpoint": of.name, "paused": True}, sentences([said]))
 
@@ -260,10 +223,7 @@ def resume(endpoint: str) -> Answer:
     """Apply events of ENDPOINT again, beginning with those that came while it was paused."""
     inbox = state()
     of = endpoint_named(inbox, endpoint)
-    released = inbox.inbox.release(of.name, PAUSED)
-    due = inbox.inbox.due([of.name])
-    if released and due:
-        inbox.reconciler.sweep()
+    released, due = holding.resume(inbox, of)
     said = f"{of.name} goes on; {due} of its events are due." if released else f"{of.name} was not paused."
     return Answer({"endpoint": of.name, "paused": False, "released": released, "due": due}, sentences([said]))
 

@@ -1,4 +1,4 @@
-"""What the commands read: rows as dicts, instants aware and in UTC. Nothing here writes."""
+"""What operators read: rows as dicts, instants aware and in UTC. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, Table, and_, exists, func, or_, se
 
 from ..inbox.rows import stored_key
 from ..state import State
-from .output import utc
+from .words import utc
 
 __all__ = [
     "OPEN",
