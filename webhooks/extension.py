@@ -21,6 +21,7 @@ from .answers import Desk
 from .api import Apis
 from .api.budget import Budget
 from .apply import Applier, Copy, Running, ensure_fresh, refuse_commit, refuse_second_connection
+from .dashboard import Guard, dashboard
 from .effects import KEY_LIFETIME, LOOKUP_AFTER, MAX_ATTEMPTS, Effect, Effects, Outbox, idempotency_key
 from .effects import LEASE as CALL_LEASE
 from .effects.calling import Caller
@@ -104,6 +105,15 @@ class Webhooks:
             app.wsgi_app = FrontDoor(  # type: ignore[method-assign]
                 app.wsgi_app, lambda: _receiver(app), lambda: _prefixes(app, self._view)
             )
+
+    def dashboard(self, *, guard: Guard) -> Blueprint:
+        """The pages for operators, as a blueprint to register: `app.register_blueprint(webhooks.dashboard(guard=…),
+        url_prefix="/admin/webhooks")`.
+
+        `guard()` is asked before every page and action: True lets in; a response, such as a redirect to your login
+        page, is sent as it is; anything else is 403. Actions need the app's SECRET_KEY; without it one can only read.
+        """
+        return dashboard(guard)
 
     def on_issue(self, function: T) -> T:
         """Call `function(issue)` once when an issue opens and once when it is over, in whichever process notices.
