@@ -277,4 +277,6 @@ def purge() -> Answer:
     inbox = state()
     with waiting("Dropping what is old"):
         gone = inbox.purge()
-    return Answer(gone, sentences(f"{number} {what} dropped." for what, number in gone.items()))
+    return Answer(
+        gone, sentences(f"{number} {what.replace('_', ' ')} dropped." for what, number in gone.items())
+    )

@@ -275,6 +275,7 @@ def _row(arrival: Arrival, deliveries: int) -> dict[str, Any]:
         "body": arrival.body,
         "headers": arrival.headers,
         "received_at": arrival.received_at,
+        "sealed": arrival.sealed,
     }
 
 
@@ -293,7 +294,8 @@ def _write_sqlite(cursor: Any, rows: Sequence[dict[str, Any]]) -> dict[tuple[str
         values["received_at"] = sqlite_instant(row["received_at"]) if row["received_at"] else now
         inserted = cursor.execute(RECORD_SQLITE, values).fetchone()
         if inserted is not None:
-            cursor.execute(KEEP_SQLITE, {"id": inserted[0], "body": row["body"], "headers": row["headers"]})
+            kept = {name: row[name] for name in ("body", "headers", "sealed")}
+            cursor.execute(KEEP_SQLITE, {"id": inserted[0], **kept})
         id_ = inserted[0] if inserted else cursor.execute(AGAIN_SQLITE, values).fetchone()[0]
         written[row["endpoint"], row["dedup_key"]] = Recorded(id_, inserted is not None)
     return written

@@ -207,10 +207,7 @@ class Spool:
                 if not any(theirs):
                     continue
                 number += 1
-                arrivals = [
-                    replace(a, body=b"", headers="{}") if mine else a
-                    for a, mine in zip(held.arrivals, theirs, strict=True)
-                ]
+                arrivals = [_emptied(a) if mine else a for a, mine in zip(held.arrivals, theirs, strict=True)]
                 if not dry:
                     file.execute("PRAGMA secure_delete = ON")
                     changed = _write(replace(held, arrivals=arrivals))
@@ -299,6 +296,20 @@ class Spool:
             yield True
         finally:
             os.close(lock)
+
+
+def _emptied(arrival: Arrival) -> Arrival:
+    """What is recorded of a delivery whose body was erased before it could be: its key, and that there is nothing."""
+    return replace(
+        arrival,
+        body=b"",
+        sealed=None,
+        headers="{}",
+        correlation=None,
+        state="ignored",
+        outcome="condition_not_met",
+        error="erased",
+    )
 
 
 def _flush_folder(folder: Path) -> None:
