@@ -315,7 +315,10 @@ def test_an_answer_is_decided_and_never_put_off(tmp_path: Path) -> None:
     assert spool_of(app).state().rows == 0
 
 
-def test_status_says_what_is_held_and_check_nothing_of_what_has_gone(sqlite_url: str, tmp_path: Path) -> None:
+def test_status_says_what_is_held_and_nothing_of_what_has_gone(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webhooks.inbox.spool.AGAIN", timedelta(hours=1))
     with build(sqlite_url, BOTH) as app:
         runner = app.test_cli_runner()
         with away(app):

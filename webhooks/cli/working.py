@@ -61,9 +61,9 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
     done, called = Applied(), Called()
     longest = LOOK if sleep is None else min(LOOK, timedelta(seconds=sleep))
     with Stop() as stop:
+        inbox.drain_spool()
         while not stop.asked:
-            inbox.drain_spool()
-            if _apply_one(applier, done) or _call_one(caller, called):
+            if _apply_one(applier, done) or _call_one(caller, called) or inbox.drain_spool():
                 continue
             soon = timedelta(seconds=wait)
             if until_empty and queries.open_within(inbox, soon) == 0 and inbox.outbox.due(soon) == 0:

@@ -36,6 +36,9 @@ PATIENCE = timedelta(seconds=4)
 UNHURRIED = timedelta(seconds=30)
 """The same for whoever is no provider."""
 
+LEAST = timedelta(seconds=0.5)
+"""What a batch gets in any case."""
+
 REST = timedelta(seconds=2)
 """A database that did not answer in time is left alone for so long, and then asked by one: every further one would cost
 a thread of the web server the whole time."""
@@ -82,7 +85,8 @@ class Door:
                 break
             try:
                 if not ticket.done.is_set():
-                    self._line.ends = ends
+                    # Who has waited long for others must not make a batch fail for want of time.
+                    self._line.ends = max(ends, time.monotonic() + LEAST.total_seconds())
                     self._write_waiting()
             finally:
                 self._writing.release()
