@@ -168,7 +168,7 @@ def everything(app: Flask) -> str:
 
 @pytest.mark.parametrize("keys", [None, [Fernet.generate_key().decode()]], ids=["plain", "sealed"])
 def test_after_an_erasure_nothing_holds_their_data_and_what_comes_again_is_known(
-    database_url: str, keys: Any
+    database_url: str, keys: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A95"""
     webhooks = Webhooks()
@@ -235,6 +235,9 @@ def test_after_an_erasure_nothing_holds_their_data_and_what_comes_again_is_known
         }
         assert found["evt_4"].state == "ignored"
         assert MAIL.casefold() not in everything(app).casefold()
+        assert MAIL.casefold() not in caplog.text.casefold().replace(
+            f"drift: customer of {MAIL}".casefold(), ""
+        )
         assert command(app, "erase", "--object", "customer:cus_T", "--match", MAIL)["rows"] == dict.fromkeys(
             done["rows"], 0
         )

@@ -199,6 +199,15 @@ def test_two_who_drain_at_once_do_not_count_a_delivery_twice(sqlite_url: str, tm
         assert [row.deliveries for row in rows(app, "events")] == [1] * 20
 
 
+def test_what_is_answered_is_on_disk(tmp_path: Path) -> None:
+    """A commit returns when the log is flushed (synchronous = FULL), not when it is handed to the system."""
+    with unreachable(tmp_path) as app:
+        assert deliver(app, "github", "issues.opened").status_code == 200
+        with spool_of(app)._open() as file:
+            assert file.execute("PRAGMA synchronous").fetchone() == (2,)
+            assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 # -- its bounds
 
 
