@@ -191,7 +191,7 @@ def test_an_effect_that_hangs_is_stopped(sqlite_url: str) -> None:
         assert row.state == "recorded"
         assert (
             row.error
-            == "TimeLimit: tests.test_limits.test_an_effect_that_hangs_is_stopped.<locals>.call took longer than 0.5 s"
+            == "TimeLimit: tests.test_limits.test_an_effect_that_hangs_is_stopped.<locals>.call took longer than 0.45 s"
         )
 
 

@@ -133,18 +133,18 @@ def test_a_flood_fills_no_more_than_its_room(
 def test_bodies_expire_and_notes_stay(database_url: str) -> None:
     refuse_two(database_url, keep_refused=DAY)
     with build(database_url, stripe(RIGHT, keep_refused=DAY)) as app:
-        assert state(app).purge()["refused bodies"] == 0
+        assert state(app).purge()["refused_bodies"] == 0
         old = datetime.now(UTC) - timedelta(days=2)
         with state(app).inbox.transaction() as connection:
             r = state(app).tables.rejections
             connection.execute(r.update().where(r.c.id <= 2).values(received_at=old))
-        assert state(app).purge()["refused bodies"] == 2
+        assert state(app).purge()["refused_bodies"] == 2
         found = rows(app, "rejections")
         assert [(row.body is None, row.headers == {}) for row in found] == [(True, True)] * 2 + [
             (False, False)
         ] * 2
     with build(database_url, stripe(RIGHT)) as app:  # switched off: nothing is kept any longer
-        assert state(app).purge()["refused bodies"] == 2
+        assert state(app).purge()["refused_bodies"] == 2
 
 
 def test_rejections_counts_reasons(sqlite_url: str) -> None:

@@ -199,6 +199,15 @@ def test_two_who_drain_at_once_do_not_count_a_delivery_twice(sqlite_url: str, tm
         assert [row.deliveries for row in rows(app, "events")] == [1] * 20
 
 
+def test_what_is_answered_is_on_disk(tmp_path: Path) -> None:
+    """A commit returns when the log is flushed (synchronous = FULL), not when it is handed to the system."""
+    with unreachable(tmp_path) as app:
+        assert deliver(app, "github", "issues.opened").status_code == 200
+        with spool_of(app)._open() as file:
+            assert file.execute("PRAGMA synchronous").fetchone() == (2,)
+            assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 # -- its bounds
 
 
@@ -315,7 +324,10 @@ def test_an_answer_is_decided_and_never_put_off(tmp_path: Path) -> None:
     assert spool_of(app).state().rows == 0
 
 
-def test_status_says_what_is_held_and_check_nothing_of_what_has_gone(sqlite_url: str, tmp_path: Path) -> None:
+def test_status_says_what_is_held_and_nothing_of_what_has_gone(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webhooks.inbox.spool.AGAIN", timedelta(hours=1))
     with build(sqlite_url, BOTH) as app:
         runner = app.test_cli_runner()
         with away(app):

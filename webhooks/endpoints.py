@@ -19,7 +19,7 @@ from .keyring import Entry, Keyring
 from .provider import Provider, Request
 from .signatures import fingerprint
 
-__all__ = ["DEFAULTS", "Endpoint", "Endpoints", "read"]
+__all__ = ["DEFAULTS", "Endpoint", "Endpoints", "keyring", "read"]
 
 DEFAULTS = "defaults"
 """The one name in `WEBHOOKS` that is no endpoint: options for all of them."""
@@ -60,6 +60,8 @@ class Endpoint:
     """Calls of the provider's API per second, instead of what its documentation says."""
     time_limit: timedelta = TIME_LIMIT
     """How long one call of a handler may take."""
+    keep_bodies: timedelta | None = None
+    """How long the bodies of applied and ignored events are kept; None: 30 days."""
     keep_refused: timedelta | None = None
     """How long the bodies of refused deliveries are kept, to be checked again; None: not at all."""
     spool: Literal["auto", "always", "never"] = "auto"
@@ -194,6 +196,7 @@ class _EndpointSchema(Schema):
     max_silence = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(minutes=1)))
     api_rate = fields.Float(validate=validate.Range(min=0, min_inclusive=False))
     time_limit = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(seconds=1)))
+    keep_bodies = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(hours=1)))
     keep_refused = fields.TimeDelta(
         precision="seconds", validate=validate.Range(min=timedelta(minutes=1), max=timedelta(days=30))
     )
@@ -235,6 +238,27 @@ def read(config: Mapping[Any, Any]) -> Endpoints:
     if mistakes:
         raise ConfigError(mistakes)
     return Endpoints(found)
+
+
+def keyring(where: str, given: Any, problem: Callable[[str], str | None]) -> Keyring:
+    """The secrets that a setting describes as an endpoint's `secrets` are described. Raises ConfigError."""
+    try:
+        entries = _Secrets(
+            SecretField(), validate=validate.Length(min=1, error="is empty; give at least one")
+        ).deserialize(given)
+    except ValidationError as error:
+        raise ConfigError([f"{where}: {line}" for line in _flat(error.messages)]) from None
+    plain = [entry.strip() if isinstance(entry, str) else entry for entry in entries]
+    mistakes = [
+        f"{where}[{n}]: {said}"
+        for n, entry in enumerate(plain)
+        if isinstance(entry, str) and (said := problem(entry))
+    ]
+    made = Keyring(where, plain, problem)
+    mistakes += [f"{where}[{n}]: its file {said}" for n, said in made.file_troubles()]
+    if mistakes:
+        raise ConfigError(mistakes)
+    return made
 
 
 def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint | None:

@@ -29,6 +29,7 @@ from .errors import ConfigError
 from .front import FrontDoor
 from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, texts
 from .inbox import LEASE, Inbox
+from .inbox.sealing import Sealer, key_problem
 from .inbox.spool import MAX_BYTES, MAX_ROWS, Spool, note_drained
 from .issues import Issue, Issues, Teller
 from .models import tables
@@ -79,7 +80,12 @@ class Webhooks:
         config = _merged(app.config.get("WEBHOOKS", {}), _from_environment(app))
         app.config["WEBHOOKS"] = config
         found = _endpoints.read(config)
-        inbox = Inbox(_engine_of(app, db), tables(db.metadata), lease=_seconds(app, "WEBHOOKS_LEASE", LEASE))
+        inbox = Inbox(
+            _engine_of(app, db),
+            tables(db.metadata),
+            lease=_seconds(app, "WEBHOOKS_LEASE", LEASE),
+            sealer=_sealer_of(app),
+        )
         apis = Apis(budget=Budget(inbox._engine, inbox.tables))
         bell = Bell(lambda: celery_of(app))
         applier = Applier(inbox, found, self.handlers, apis, bell, _scope_of(app, db))
@@ -350,6 +356,14 @@ def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
     if found <= timedelta(0):
         raise ConfigError(f"{name} must be more than 0 seconds, not {given!r}")
     return found
+
+
+def _sealer_of(app: Flask) -> Sealer:
+    """What WEBHOOKS_BODY_KEYS makes of bodies; nothing, without it. Raises ConfigError."""
+    given = app.config.get("WEBHOOKS_BODY_KEYS")
+    if given is None:
+        return Sealer()
+    return Sealer(_endpoints.keyring("WEBHOOKS_BODY_KEYS", given, key_problem))
 
 
 def _spool_of(app: Flask, inbox: Inbox, bell: Bell) -> Spool | None:

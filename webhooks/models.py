@@ -161,6 +161,8 @@ def _define(metadata: MetaData) -> Tables:
         Column("body", LargeBinary, nullable=False),
         Column("headers", JSON),
         Column("answer", JSON),
+        # The fingerprint of the key that it is encrypted with; None: none.
+        Column("sealed", String(12)),
     )
     processed_events = Table(
         "webhook_processed_events",
@@ -334,6 +336,7 @@ def _define(metadata: MetaData) -> Tables:
         Column("digest", String(64), nullable=False),
         Column("headers", JSON, nullable=False),
         Column("body", LargeBinary),
+        Column("sealed", String(12)),
         Index("ix_webhook_rejections_endpoint_received_at", "endpoint", "received_at"),
         sqlite_autoincrement=True,
     )

@@ -97,6 +97,7 @@ class Receiver:
             return Reply(204)
         secret = fingerprint(signed_by)
         held, envelopes = read_delivery(endpoint, delivery, secret, datetime.now(UTC))
+        held = replace(held, arrivals=self._inbox.sealer.sealed(held.arrivals))
         arrivals = held.arrivals
         answerer = self._desk.answerer(endpoint, envelopes)
         if answerer is not None:

@@ -19,7 +19,7 @@ from ..api import Apis
 from ..endpoints import Endpoint, Endpoints
 from ..errors import GiveUp, RateLimited, RetryLater, TimeLimit, Unreadable
 from ..handlers import Handlers
-from ..inbox import CLAIM_SIZE, Claim, Event, Group, Inbox
+from ..inbox import CLAIM_SIZE, Claim, Event, Group, Inbox, Sealed
 from ..queue import Bell
 from .failures import backoff, is_the_events_own, may_repeat, report, summary
 from .fetching import FAR, Fetched, Windows, fetch, fetch_all
@@ -195,7 +195,20 @@ class Applier:
         for (state, outcome, error), ids in refused.items():
             self.inbox.finish(claim.no, ids, state, outcome, error)
             _count(done, outcome, len(ids))
-        return self._with_bodies(wanted)
+        return self._opened(claim, wanted, done)
+
+    def _opened(self, claim: Claim, groups: list[Group], done: Applied) -> list[Group]:
+        """`_with_bodies`; groups with a body that cannot be opened wait for its key, and hold no others."""
+        try:
+            return self._with_bodies(groups)
+        except Sealed:
+            found = []
+            for group in groups:
+                try:
+                    found += self._with_bodies([group])
+                except Sealed as sealed:
+                    self._settle(claim, group, group.events, sealed, done)
+            return found
 
     def _with_bodies(self, groups: list[Group]) -> list[Group]:
         """The groups, with decoded data where somebody looks at it: a handler, or whoever cannot fetch. One query."""
@@ -240,7 +253,11 @@ class Applier:
         """Write an object, now or, where no handler is for it, together with others."""
         endpoint = self.endpoints[group.endpoint]
         if not fetched.asked:
-            group = self._with_snapshots(group)
+            try:
+                group = self._with_snapshots(group)
+            except Sealed as sealed:
+                self._settle(claim, group, group.events, sealed, done)
+                return
         if self._has_handler(endpoint, group) or not is_plain(group, fetched):
             self._write(claim, group, fetched, done)
             return

@@ -60,9 +60,9 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
     done, called = Applied(), Called()
     longest = LOOK if sleep is None else min(LOOK, timedelta(seconds=sleep))
     with Stop() as stop:
+        inbox.drain_spool()
         while not stop.asked:
-            inbox.drain_spool()
-            if _apply_one(applier, done) or _call_one(caller, called):
+            if _apply_one(applier, done) or _call_one(caller, called) or inbox.drain_spool():
                 continue
             soon = timedelta(seconds=wait)
             if until_empty and queries.open_within(inbox, soon) == 0 and inbox.outbox.due(soon) == 0:
@@ -237,4 +237,6 @@ def purge() -> Answer:
     inbox = state()
     with waiting("Dropping what is old"):
         gone = inbox.purge()
-    return Answer(gone, sentences(f"{number} {what} dropped." for what, number in gone.items()))
+    return Answer(
+        gone, sentences(f"{number} {what.replace('_', ' ')} dropped." for what, number in gone.items())
+    )

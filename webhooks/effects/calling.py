@@ -91,6 +91,11 @@ class Caller:
 
     # -- one effect
 
+    @property
+    def _limit(self) -> timedelta:
+        """Shortly before the lease is over: then somebody else would call it too."""
+        return self.outbox.lease * 0.9
+
     def _call(self, taken: Taken, before: float) -> str:
         self.at("started")
         effect = self.effects[taken.name]
@@ -99,9 +104,7 @@ class Caller:
                 raise RetryLater("the worker was held up before it called")
             arguments = effect.loaded(taken.arguments)
             with self.scope():
-                result = within(
-                    self.outbox.lease, lambda: effect.function(taken.key, **arguments), taken.name
-                )
+                result = within(self._limit, lambda: effect.function(taken.key, **arguments), taken.name)
         except Exception as error:  # noqa: BLE001 - every error has a place: called again, dead, or unknown
             return self._failed(effect, taken, error)
         self.at("called")
@@ -139,7 +142,7 @@ class Caller:
         try:
             arguments = effect.loaded(taken.arguments)
             with self.scope():
-                found = within(self.outbox.lease, lambda: lookup(taken.key, **arguments), taken.name)
+                found = within(self._limit, lambda: lookup(taken.key, **arguments), taken.name)
         except Exception as error:  # noqa: BLE001 - an error is no answer; it stays unknown
             found, said = None, summary(error)
         else:

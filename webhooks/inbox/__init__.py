@@ -33,6 +33,7 @@ from .rows import (
     unreadable,
     write_version,
 )
+from .sealing import Sealed, Sealer
 from .spool import Held
 from .sql import (
     IS_UP,
@@ -57,6 +58,8 @@ __all__ = [
     "Inbox",
     "Origin",
     "Recorded",
+    "Sealed",
+    "Sealer",
     "arrival",
     "inserted_id",
     "read_version",
@@ -68,8 +71,16 @@ __all__ = [
 class Inbox(Claiming, Retention):
     """The inbox in one database. Every method is a transaction of its own, on a connection of its own."""
 
-    def __init__(self, engine: Callable[[], Engine], tables: Tables, *, lease: timedelta = LEASE) -> None:
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        tables: Tables,
+        *,
+        lease: timedelta = LEASE,
+        sealer: Sealer | None = None,
+    ) -> None:
         super().__init__(engine, tables, lease=lease)
+        self.sealer = sealer or Sealer()
         self._door = Door(engine)
 
     def close_connections(self) -> None:
@@ -84,7 +95,7 @@ class Inbox(Claiming, Retention):
         One statement, so that of two deliveries at once only one is new. What is returned is committed. Raises
         InboxUnavailable (503) if it could not be committed within that time.
         """
-        return self._door.record(arrivals, within)
+        return self._door.record(self.sealer.sealed(arrivals), within)
 
     def is_up(self) -> bool:
         """Whether the database answers, and has our tables."""
@@ -157,13 +168,15 @@ class Inbox(Claiming, Retention):
     # -- claim
 
     def bodies(self, ids: Collection[int]) -> dict[int, tuple[bytes, dict[str, str]]]:
-        """The bodies and kept headers of these events, as far as they have not been dropped."""
+        """The bodies and kept headers of these events, as far as they have not been dropped. Raises Sealed."""
         bodies = self.tables.bodies
         with self.engine.connect() as connection:
             rows = connection.execute(
-                select(bodies.c.event_id, bodies.c.body, bodies.c.headers).where(bodies.c.event_id.in_(ids))
-            )
-            return {id_: (body, headers or {}) for id_, body, headers in rows}
+                select(bodies.c.event_id, bodies.c.body, bodies.c.headers, bodies.c.sealed).where(
+                    bodies.c.event_id.in_(ids)
+                )
+            ).all()
+        return {id_: (self.sealer.open(body, sealed), headers or {}) for id_, body, headers, sealed in rows}
 
     # -- out
 

@@ -36,6 +36,9 @@ PATIENCE = timedelta(seconds=4)
 UNHURRIED = timedelta(seconds=30)
 """The same for whoever is no provider."""
 
+LEAST = timedelta(seconds=0.5)
+"""What a batch gets in any case."""
+
 REST = timedelta(seconds=2)
 """A database that did not answer in time is left alone for so long, and then asked by one: every further one would cost
 a thread of the web server the whole time."""
@@ -183,7 +186,8 @@ class Door:
                     while self._waiting and (not batch or size + len(self._waiting[0].arrivals) <= BATCH):
                         batch.append(self._waiting.pop(0))
                         size += len(batch[-1].arrivals)
-                self._line.ends = leader.ends
+                # Who has waited long for others must not make a batch fail for want of time.
+                self._line.ends = max(leader.ends, time.monotonic() + LEAST.total_seconds())
                 try:
                     self._write(batch)
                 except Exception as error:  # noqa: BLE001 - every waiter must get an answer, whatever broke
@@ -315,6 +319,7 @@ def _row(arrival: Arrival, deliveries: int) -> dict[str, Any]:
         "body": arrival.body,
         "headers": arrival.headers,
         "received_at": arrival.received_at,
+        "sealed": arrival.sealed,
     }
 
 
@@ -333,7 +338,8 @@ def _write_sqlite(cursor: Any, rows: Sequence[dict[str, Any]]) -> dict[tuple[str
         values["received_at"] = sqlite_instant(row["received_at"]) if row["received_at"] else now
         inserted = cursor.execute(RECORD_SQLITE, values).fetchone()
         if inserted is not None:
-            cursor.execute(KEEP_SQLITE, {"id": inserted[0], "body": row["body"], "headers": row["headers"]})
+            kept = {name: row[name] for name in ("body", "headers", "sealed")}
+            cursor.execute(KEEP_SQLITE, {"id": inserted[0], **kept})
         id_ = inserted[0] if inserted else cursor.execute(AGAIN_SQLITE, values).fetchone()[0]
         written[row["endpoint"], row["dedup_key"]] = Recorded(id_, inserted is not None)
     return written

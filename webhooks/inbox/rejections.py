@@ -71,11 +71,12 @@ class Rejections:
         name = endpoint.name
         if not self._may_write(name):
             return
+        body, sealed = None, None
         headers = {"Content-Type": refusal.content_type} if refusal.content_type.isprintable() else {}
-        body = None
         try:
             if refusal.delivery is not None and self._has_room(name, len(refusal.delivery.body)):
-                headers, body = _kept_headers(endpoint, refusal.delivery), refusal.delivery.body
+                headers = _kept_headers(endpoint, refusal.delivery)
+                body, sealed = self._inbox.sealer.seal(refusal.delivery.body)
             row = {
                 "endpoint": name,
                 "reason": refusal.reason,
@@ -83,6 +84,7 @@ class Rejections:
                 "digest": refusal.digest,
                 "headers": jsontext.dumps(jsontext.clean(headers)).decode(),
                 "body": body,
+                "sealed": sealed,
             }
             self._inbox.note_refusal(row, WITHIN)
         except InboxUnavailable as error:

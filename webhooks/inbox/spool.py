@@ -146,7 +146,7 @@ class Spool:
                 file.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
             raise InboxUnavailable(f"the spool cannot be written ({type(error).__name__})") from error
-        self._wait()
+        self._wait(AGAIN)
 
     # -- out
 
@@ -179,7 +179,7 @@ class Spool:
             return
         self._look_at = time.monotonic() + LOOK.total_seconds()
         if self._is_there():
-            self._wait()
+            self._wait(timedelta(0))
 
     def state(self) -> SpoolState:
         """How full it is."""
@@ -207,10 +207,7 @@ class Spool:
                 if not any(theirs):
                     continue
                 number += 1
-                arrivals = [
-                    replace(a, body=b"", headers="{}") if mine else a
-                    for a, mine in zip(held.arrivals, theirs, strict=True)
-                ]
+                arrivals = [_emptied(a) if mine else a for a, mine in zip(held.arrivals, theirs, strict=True)]
                 if not dry:
                     file.execute("PRAGMA secure_delete = ON")
                     changed = _write(replace(held, arrivals=arrivals))
@@ -243,20 +240,21 @@ class Spool:
                     number += 1
             return number
 
-    def _wait(self) -> None:
-        """See to it that a thread of this process drains the spool until it is empty."""
+    def _wait(self, first: timedelta) -> None:
+        """See to it that a thread of this process drains the spool until it is empty, the first time after so long."""
         with self._lock:
             if self._waits:
                 return
             self._waits = True
-        threading.Thread(target=self._drain_until_empty, name="webhooks-spool", daemon=True).start()
+        threading.Thread(
+            target=self._drain_until_empty, args=(first,), name="webhooks-spool", daemon=True
+        ).start()
 
-    def _drain_until_empty(self) -> None:
-        first = True
+    def _drain_until_empty(self, first: timedelta) -> None:
+        pause = first
         while True:
-            if not first:
-                time.sleep(AGAIN.total_seconds())
-            first = False
+            time.sleep(pause.total_seconds())
+            pause = AGAIN
             self.drain()
             with self._lock:
                 if self.state().rows == 0:
@@ -299,6 +297,20 @@ class Spool:
             yield True
         finally:
             os.close(lock)
+
+
+def _emptied(arrival: Arrival) -> Arrival:
+    """What is recorded of a delivery whose body was erased before it could be: its key, and that there is nothing."""
+    return replace(
+        arrival,
+        body=b"",
+        sealed=None,
+        headers="{}",
+        correlation=None,
+        state="ignored",
+        outcome="condition_not_met",
+        error="erased",
+    )
 
 
 def _flush_folder(folder: Path) -> None:

@@ -44,10 +44,11 @@ ARRIVAL = {
     "body": "bytea",
     "headers": "text",
     "received_at": "timestamptz",
+    "sealed": "text",
 }
 """The fields of an arrival, in the order in which the statements take them."""
 
-_COPIED = [name for name in ARRIVAL if name not in {"body", "headers", "received_at"}]
+_COPIED = [name for name in ARRIVAL if name not in {"body", "headers", "received_at", "sealed"}]
 _INSERTED = ", ".join([*_COPIED, "received_at", "last_delivery_at", "attempts", "due_at", "finished_at"])
 
 # A delivery of a dead event arms it for one more try; what cannot be read would not become readable by that.
@@ -76,8 +77,8 @@ WITH arrived AS (
     state = CASE WHEN {_PG_REARMED} THEN 'pending' ELSE e.state END
   RETURNING id, endpoint, dedup_key, (xmax = 0) AS new
 ), kept AS (
-  INSERT INTO webhook_bodies (event_id, body, headers)
-  SELECT r.id, a.body, a.headers::json FROM recorded r JOIN arrived a USING (endpoint, dedup_key) WHERE r.new
+  INSERT INTO webhook_bodies (event_id, body, headers, sealed)
+  SELECT r.id, a.body, a.headers::json, a.sealed FROM recorded r JOIN arrived a USING (endpoint, dedup_key) WHERE r.new
 )
 SELECT id, endpoint, dedup_key, new FROM recorded
 """
@@ -90,8 +91,9 @@ VALUES (%(endpoint)s, %(nonce)s, %(dedup_key)s, %(digest)s, clock_timestamp())
 ON CONFLICT (endpoint, nonce) DO UPDATE SET used_at = webhook_nonces.used_at RETURNING dedup_key, digest
 """
 REFUSED_POSTGRESQL = """
-INSERT INTO webhook_rejections (endpoint, received_at, reason, length, digest, headers, body)
-VALUES (%(endpoint)s, clock_timestamp(), %(reason)s, %(length)s, %(digest)s, %(headers)s::json, %(body)s)
+INSERT INTO webhook_rejections (endpoint, received_at, reason, length, digest, headers, body, sealed)
+VALUES (%(endpoint)s, clock_timestamp(), %(reason)s, %(length)s, %(digest)s, %(headers)s::json, %(body)s,
+  %(sealed)s)
 """
 MARK_POSTGRESQL = """
 INSERT INTO webhook_marks (endpoint, name, value, at) VALUES (%(endpoint)s, %(name)s, 'true', clock_timestamp())
@@ -115,8 +117,8 @@ VALUES (:endpoint, :nonce, :dedup_key, :digest, :now)
 ON CONFLICT (endpoint, nonce) DO UPDATE SET used_at = used_at RETURNING dedup_key, digest
 """
 REFUSED_SQLITE = """
-INSERT INTO webhook_rejections (endpoint, received_at, reason, length, digest, headers, body)
-VALUES (:endpoint, :now, :reason, :length, :digest, :headers, :body)
+INSERT INTO webhook_rejections (endpoint, received_at, reason, length, digest, headers, body, sealed)
+VALUES (:endpoint, :now, :reason, :length, :digest, :headers, :body, :sealed)
 """
 
 # SQLite has one writer at a time, so two statements within BEGIN IMMEDIATE are as good as one.
@@ -126,7 +128,9 @@ VALUES ({", ".join(":" + name for name in _COPIED)}, :received_at, :received_at,
   CASE WHEN :state IN ('dead', 'ignored') THEN :now END)
 ON CONFLICT (endpoint, dedup_key) DO NOTHING RETURNING id
 """
-KEEP_SQLITE = "INSERT INTO webhook_bodies (event_id, body, headers) VALUES (:id, :body, :headers)"
+KEEP_SQLITE = (
+    "INSERT INTO webhook_bodies (event_id, body, headers, sealed) VALUES (:id, :body, :headers, :sealed)"
+)
 _LITE_REARMED = _REARMED.format(new=":deliveries")
 AGAIN_SQLITE = f"""
 UPDATE webhook_events AS e SET

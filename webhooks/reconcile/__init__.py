@@ -211,12 +211,15 @@ class Reconciler:
     def purge(self) -> dict[str, int]:
         """Drop what is old: bodies first, whole events much later, claims in between."""
         return {
-            "bodies": self.inbox.purge_bodies(KEEP_BODIES),
+            "bodies": self.inbox.purge_bodies(
+                KEEP_BODIES,
+                {name: e.keep_bodies for name, e in self.endpoints.items() if e.keep_bodies is not None},
+            ),
             "events": self.inbox.purge_events(KEEP_EVENTS),
             "claims": self.inbox.purge_claims(KEEP_CLAIMS),
             "nonces": self.inbox.purge_nonces(KEEP_NONCES),
             "rejections": self.inbox.purge_rejections(KEEP_REJECTIONS),
-            "refused bodies": sum(
+            "refused_bodies": sum(
                 self.inbox.purge_refused_bodies(name, endpoint.keep_refused or timedelta(0))
                 for name, endpoint in self.endpoints.items()
             ),

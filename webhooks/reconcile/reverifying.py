@@ -62,7 +62,8 @@ def reverify(inbox: Inbox, endpoint: Endpoint, since: datetime | None, *, dry: b
 
 def _check(inbox: Inbox, endpoint: Endpoint, row: Any, done: Reverified, *, dry: bool) -> None:
     done.checked += 1
-    delivery, came = rebuilt(row.headers or {}, bytes(row.body)), aware(row.received_at)
+    body = inbox.sealer.open(bytes(row.body), row.sealed)
+    delivery, came = rebuilt(row.headers or {}, body), aware(row.received_at)
     try:
         signed_by = endpoint.provider.signature.verify(delivery, endpoint.secrets, came)
         held, _ = read_delivery(endpoint, delivery, fingerprint(signed_by), came)

@@ -30,6 +30,9 @@ BEAT_SILENT = timedelta(minutes=5)
 HELD = timedelta(minutes=10)
 """What is in a spool for longer is not on its way."""
 
+FORGOTTEN = timedelta(days=7)
+"""A host that was not heard of for so long is probably no more, and nothing can be done about its spool from here."""
+
 REFUSALS = timedelta(hours=1)
 """Refusals that are older say nothing about now."""
 
@@ -86,7 +89,13 @@ class Rows:
     def _held(self) -> Finding:
         """Deliveries that wait on some host although the database, which we are asking, is there."""
         marks = self._marks.beginning_with(EVERYWHERE, MARK)
-        states = {name.removeprefix(MARK): dict(value) for name, value in marks.items()}
+        heard = self._marks.times(MARK)
+        old = self._now() - FORGOTTEN
+        states = {
+            name.removeprefix(MARK): dict(value)
+            for name, value in marks.items()
+            if heard.get((EVERYWHERE, name), old) > old
+        }
         if self._spool is not None:
             own = as_row(self._spool.state())
             states[own["host"]] = {**own, "oldest": own["oldest"] and own["oldest"].isoformat()}
