@@ -217,6 +217,8 @@ class Health:
 
     state: Literal["enabled", "failing", "disabled", "missing", "unknown"]
     detail: str = ""
+    refused: int | None = None
+    """With `unknown`: the HTTP status with which the provider refused to say; None: it was not asked, or has no say."""
 
 
 @dataclass(frozen=True)

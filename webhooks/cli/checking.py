@@ -185,10 +185,19 @@ def _report(found: Sequence[Finding], fixed: Sequence[str] = ()) -> Answer:
 
 
 def _what_to_do(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    rows = list(rows)
     bad = [row for row in rows if not row["good"]]
-    yield "What to do:" if bad else "All is well."
-    for row in bad:
-        yield f"- {row['endpoint']}, {row['kind']}: {row['todo']}"
+    unasked = [row for row in rows if row["good"] and row["evidence"].get("unasked")]
+    if bad:
+        yield "What to do:"
+        for row in bad:
+            yield f"- {row['endpoint']}, {row['kind']}: {row['todo']}"
+    else:
+        yield "Nothing is wrong with what could be looked at." if unasked else "All is well."
+    if unasked:
+        yield "Not asked:"
+        for row in unasked:
+            yield f"- {row['endpoint']}: {row['detail']}"
 
 
 def _todo(kind: str, endpoint: str) -> str:

@@ -307,7 +307,7 @@ def endpoint_health(api: Api) -> Health:
     try:
         found = api.find(hook)
     except ApiRefused as refusal:
-        return Health("unknown", refusal.reason)
+        return Health("unknown", refusal.reason, refusal.http_status)
     if found is None:
         return Health("missing", "GitHub has no such hook")
     if not found.get("active"):

@@ -358,8 +358,10 @@ def endpoint_health(api: Api) -> Health:
     try:
         types = {name for domain in _domains(api) for name in _types_at(api, domain, ours)}
         account = dig(api.find("/v1/webhooks"), "webhooks") or []
-    except (NotFetchable, ApiRefused) as reason:
+    except NotFetchable as reason:
         return Health("unknown", str(reason))
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason, refusal.http_status)
     types |= {name for hook in account if dig(hook, "url") == ours for name in dig(hook, "event_types") or []}
     return (
         Health("enabled", ", ".join(sorted(types)))

@@ -203,7 +203,7 @@ def endpoint_health(api: Api) -> Health:
             return Health("disabled", "the destination is not active")
         waiting = api.get("/notifications", status="needs_retry", notification_setting_id=wanted, per_page=1)
     except ApiRefused as refusal:
-        return Health("unknown", refusal.reason)
+        return Health("unknown", refusal.reason, refusal.http_status)
     return (
         Health("failing", "deliveries are waiting for another attempt")
         if _data(waiting)

@@ -188,7 +188,7 @@ def endpoint_health(api: Api) -> Health:
     try:
         page = api.get("/v1/webhooks", count=PAGE)
     except ApiRefused as refusal:
-        return Health("unknown", refusal.reason)
+        return Health("unknown", refusal.reason, refusal.http_status)
     found = [item for item in dig(page, "items") or [] if dig(item, "url") == wanted]
     if not found:
         return Health("missing", f"Razorpay has no webhook for {wanted}")

@@ -272,8 +272,10 @@ def endpoint_health(api: Api) -> Health:
         return Health("unknown", "set `webhook_url` and the `topics` that were subscribed with the API")
     try:
         nodes = list(_nodes(api, "webhookSubscriptions", "id topic uri"))
-    except (ApiRefused, NotFetchable) as refusal:
-        return Health("unknown", str(refusal))
+    except NotFetchable as reason:
+        return Health("unknown", str(reason))
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason, refusal.http_status)
     found = {as_text(node.get("topic")) for node in nodes if node.get("uri") == url}
     missing = sorted(topic for topic in wanted if topic.upper().replace("/", "_") not in found)
     return Health("missing", f"no subscription for {', '.join(missing)}") if missing else Health("enabled")

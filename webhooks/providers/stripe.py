@@ -217,7 +217,7 @@ def endpoint_health(api: Api) -> Health:
     try:
         found = api.find(f"/v1/webhook_endpoints/{path_segment(wanted)}")
     except ApiRefused as refusal:
-        return Health("unknown", refusal.reason)
+        return Health("unknown", refusal.reason, refusal.http_status)
     if found is None:
         return Health("missing", f"Stripe has no endpoint {wanted}")
     return Health("enabled" if found.get("status") == "enabled" else "disabled", as_text(found.get("url")))

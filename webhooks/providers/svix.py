@@ -159,8 +159,10 @@ def redeliver(api: Api, since: datetime) -> Iterator[Redelivery]:
 def endpoint_health(api: Api) -> Health:
     try:
         found = api.find(_endpoint(api))
-    except (NotFetchable, ApiRefused) as reason:
+    except NotFetchable as reason:
         return Health("unknown", str(reason))
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason, refusal.http_status)
     if found is None:
         return Health("missing", "Svix has no such endpoint")
     if dig(found, "disabled"):

@@ -437,8 +437,10 @@ def endpoint_health(api: Api) -> Health:
         )
     try:
         found = api.find(f"{_account_path(api)}/IncomingPhoneNumbers/{number}.json")
-    except (ApiRefused, NotFetchable) as refusal:
-        return Health("unknown", str(refusal))
+    except NotFetchable as reason:
+        return Health("unknown", str(reason))
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason, refusal.http_status)
     urls = [as_text(dig(found, name)) for name in ("sms_url", "voice_url", "status_callback")]
     if any(_same_url(candidate, url) for candidate in urls):
         return Health("enabled")

@@ -4,53 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..api import Apis
 from ..apply import summary
 from ..endpoints import Endpoint
-from ..errors import ApiRefused, WebhooksError
+from ..errors import ApiRefused, NotFetchable, OverBudget, RateLimited, RetryLater, WebhooksError
 from ..handlers import Handlers
 from ..issues import Finding
-from ..provider import Health, Subscription
+from ..provider import Subscription
 
 __all__ = ["ask"]
 
 
 def ask(apis: Apis, handlers: Handlers, endpoint: Endpoint) -> Iterator[Finding]:
-    """Ask the provider about one endpoint. What it cannot or will not say is neither good nor bad: no finding is made of
-    it, so that a provider that is down for a moment closes nothing."""
-    health = _health(apis, endpoint)
-    if isinstance(health, ApiRefused):
-        refused = health.http_status in {401, 403}
-        yield Finding(endpoint.name, "access_refused", not refused, summary(health))
-    elif health is not None and health.state != "unknown":
-        said = health.detail or health.state
-        for state in ("disabled", "missing", "failing"):
-            yield Finding(endpoint.name, f"endpoint_{state}", health.state != state, said)
-    yield from _subscribed(apis, handlers, endpoint)
+    """Ask the provider about one endpoint. What it does not answer is a finding by itself (`no_answer`) and nothing is
+    made up for it: a provider that is away neither has our endpoint disabled nor closes what it said before."""
+    if not endpoint.fetch:
+        return
+    unasked: list[str] = []
+    failed: dict[str, WebhooksError] = {}
+    for look in (_health, _subscribed):
+        try:
+            yield from look(apis, handlers, endpoint, unasked)
+        except NotFetchable as reason:  # a setting is missing: nothing was sent
+            unasked.append(str(reason))
+        except WebhooksError as error:
+            failed[f"could not be asked ({summary(error)}): {_advice(endpoint, error)}"] = error
+            if isinstance(error, RetryLater):
+                break  # the next question would fare no better
+    for detail, why in failed.items():
+        yield Finding(endpoint.name, "no_answer", good=False, detail=detail, evidence=_kind_of(why))
+    if not failed:
+        once = list(dict.fromkeys(unasked))
+        detail = "; ".join(once) or "its questions are answered"
+        evidence = {"unasked": once} if once else {}
+        yield Finding(endpoint.name, "no_answer", good=True, detail=detail, evidence=evidence)
 
 
-def _health(apis: Apis, endpoint: Endpoint) -> Health | ApiRefused | None:
+def _advice(endpoint: Endpoint, error: WebhooksError) -> str:
+    """What to do about a question that had no answer."""
+    match error:
+        case ApiRefused(http_status=401):
+            return f"renew the credentials in WEBHOOKS[{endpoint.name!r}]"
+        case ApiRefused(http_status=403):
+            return f"give the credentials in WEBHOOKS[{endpoint.name!r}] the right to read webhook endpoints"
+        case RateLimited() | OverBudget():
+            return "wait, and ask again; if it lasts, see who else uses the account's API"
+        case RetryLater():
+            return "see whether this machine reaches the provider's API, and the provider's status page"
+    return f"correct the settings in WEBHOOKS[{endpoint.name!r}]"
+
+
+def _kind_of(error: WebhooksError) -> dict[str, Any]:
+    status = getattr(error, "http_status", None)
+    return {"error": type(error).__name__} | ({"http_status": status} if status is not None else {})
+
+
+def _health(apis: Apis, _handlers: Handlers, endpoint: Endpoint, unasked: list[str]) -> Iterator[Finding]:
     check = endpoint.provider.endpoint_health
-    if check is None or not endpoint.fetch:
-        return None
-    try:
-        return check(apis.of(endpoint, priority="retry"))
-    except ApiRefused as refusal:
-        return refusal
-    except WebhooksError:
-        return None
+    if check is None:
+        return
+    health = check(apis.of(endpoint, priority="retry"))
+    if health.refused is not None:
+        raise ApiRefused(health.detail, health.refused)
+    if health.state == "unknown":
+        unasked.append(health.detail)
+        return
+    said = health.detail or health.state
+    for state in ("disabled", "missing", "failing"):
+        yield Finding(endpoint.name, f"endpoint_{state}", health.state != state, said)
 
 
-def _subscribed(apis: Apis, handlers: Handlers, endpoint: Endpoint) -> Iterator[Finding]:
+def _subscribed(apis: Apis, handlers: Handlers, endpoint: Endpoint, unasked: list[str]) -> Iterator[Finding]:
     listed = endpoint.provider.subscriptions
-    if listed is None or not endpoint.can_ask or not endpoint.fetch:
+    if listed is None:
         return
-    try:
-        found = listed(apis.of(endpoint, priority="retry"))
-    except WebhooksError:
+    if not endpoint.can_ask:
+        unasked.append(f"set {', '.join(endpoint.missing)} to ask {endpoint.provider.name}")
         return
+    found = listed(apis.of(endpoint, priority="retry"))
     ours = [one for one in found if one.ours or (one.ours is None and _is_at(endpoint, one.url))]
     yield _duplicates(endpoint, found)
     if ours:
