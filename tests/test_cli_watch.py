@@ -104,6 +104,7 @@ def test_check_says_what_it_could_not_ask_and_never_that_all_is_well(stripe: Bes
 
 def test_check_names_what_it_was_not_told_how_to_ask(sqlite_url: str, tmp_path: Path) -> None:
     with beside(sqlite_url, tmp_path, "stripe", endpoint_id="") as made:
+        made.provider.world.url = "https://example.test/hooks/whose"
         shown = run(made, "check").stdout
     assert "Nothing is wrong with what could be looked at." in shown
     assert "- stripe: set `endpoint_id`" in shown

@@ -233,6 +233,9 @@ class Subscription:
     api_version: str = ""
     ours: bool | None = None
     """Whether it is the one that our settings name; None: they name none."""
+    scope: str = ""
+    """The part of the account that it is about (a domain, a channel): two of different ones never send the same; empty:
+    all of it."""
 
 
 @dataclass(frozen=True)
@@ -430,8 +433,12 @@ class Provider:
     endpoint_health: Callable[[Api], Health] | None = None
     subscriptions: Callable[[Api], list[Subscription]] | None = None
     """Every endpoint that this account has at the provider, others' too."""
+    lists_all: bool = True
+    """Whether `subscriptions` shows them all; False: what is missing in it proves nothing."""
     enable: Callable[[Api], None] | None = None
     """Have the provider send to our endpoint again. Only ever called when a person asks for it."""
+    untold: Mapping[str, str] = field(default_factory=dict)
+    """`endpoint_health`, `subscriptions`, `enable`, where they are None → why its API has no such thing."""
     authoritative: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     """Flow → (the event types that should decide it, the page that says so)."""
     companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

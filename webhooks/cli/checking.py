@@ -49,7 +49,7 @@ ROUTE = "webhooks.receive"
 @click.option(
     "--fix",
     is_flag=True,
-    help="Enable what the provider has disabled, where its API allows that; then recover and reconcile at once.",
+    help="Enable what the provider has disabled or removed, where its API allows that; then recover and reconcile at once.",
 )
 def check(endpoint: str | None, *, fix: bool) -> Answer:
     """Ask the providers about our endpoints and look at the inbox; open and close issues.
@@ -136,7 +136,8 @@ def issues(endpoint: str | None, *, all_: bool, close: int | None) -> Answer:
     )
 
 
-FIXABLE = {"endpoint_disabled"}
+FIXABLE = {"endpoint_disabled", "endpoint_missing"}
+"""What a provider file's `enable` may mend: Shopify removes a subscription where others disable it."""
 
 
 def _fixed(inbox: State, finding: Finding) -> str:

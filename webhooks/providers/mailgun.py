@@ -25,6 +25,7 @@ from ..provider import (
     Provider,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     dig,
@@ -60,6 +61,9 @@ SIGNED = ("timestamp", "token", "signature")
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 MAIL = frozenset({"body-plain", "body-mime", "stripped-text", "message-url"})
 """Fields that only a mail has, each of which Mailgun writes itself."""
+
+HOOKS = {"permanent_fail": "failed.permanent", "temporary_fail": "failed.temporary"}
+"""What an event is called where webhooks are set up, if otherwise → its type."""
 
 MAX_FIELDS = 2000
 """A mail's headers and attachments are a field each; nobody has thousands."""
@@ -370,9 +374,41 @@ def endpoint_health(api: Api) -> Health:
     )
 
 
+def subscriptions(api: Api) -> list[Subscription]:
+    """The URLs that are called for the configured domains, each with its types, and those of the whole account."""
+    ours = api.settings.get("endpoint_url")
+    found = []
+    for domain in _domains(api):
+        types: dict[str, list[str]] = {}
+        for name, urls in _hooks_of(api, domain).items():
+            for url in urls:
+                types.setdefault(url, []).append(HOOKS.get(name, name))
+        found += [
+            Subscription(
+                f"{domain}: {url}",
+                url,
+                types=tuple(sorted(names)),
+                ours=url == ours if ours else None,
+                scope=domain,
+            )
+            for url, names in types.items()
+        ]
+    for hook in dig(api.find("/v1/webhooks"), "webhooks") or []:
+        url = as_text(dig(hook, "url"))
+        names = tuple(HOOKS.get(name, name) for name in map(as_text, dig(hook, "event_types") or []))
+        id_ = as_text(dig(hook, "webhook_id")) or as_text(dig(hook, "id")) or url
+        found.append(Subscription(f"account: {id_}", url, types=names, ours=url == ours if ours else None))
+    return found
+
+
 def _types_at(api: Api, domain: str, ours: str) -> list[str]:
-    hooks = dig(api.get(f"/v3/domains/{path_segment(domain)}/webhooks"), "webhooks")
-    return [name for name, hook in (hooks or {}).items() if ours in (dig(hook, "urls") or [])]
+    return [name for name, urls in _hooks_of(api, domain).items() if ours in urls]
+
+
+def _hooks_of(api: Api, domain: str) -> dict[str, list[str]]:
+    """What Mailgun calls an event for a webhook → the URLs that it calls."""
+    hooks = dig(api.get(f"/v3/domains/{path_segment(domain)}/webhooks"), "webhooks") or {}
+    return {name: [as_text(url) for url in dig(hook, "urls") or []] for name, hook in hooks.items()}
 
 
 def secret_problem(secret: str) -> str | None:
@@ -454,6 +490,8 @@ provider = Provider(
     version=version,
     list_events=list_events,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    untold={"enable": "Mailgun never disables a webhook; one that was deleted is made anew there."},
     authoritative={
         "delivery": (("delivered", "failed.permanent"), f"{MANUAL}/events/events"),
     },

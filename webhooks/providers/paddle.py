@@ -25,6 +25,7 @@ from ..provider import (
     Redelivery,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     body_key,
@@ -211,6 +212,32 @@ def endpoint_health(api: Api) -> Health:
     )
 
 
+def subscriptions(api: Api) -> list[Subscription]:
+    """Every destination that is a URL and gets real events; those for simulations alone are not among them."""
+    wanted = api.settings.get("notification_setting_id")
+    return [
+        Subscription(
+            as_text(item.get("id")),
+            as_text(item.get("destination")),
+            item.get("active") is True,
+            tuple(as_text(dig(event, "name")) for event in item.get("subscribed_events") or []),
+            as_text(item.get("api_version")),
+            ours=item.get("id") == wanted if wanted else None,
+        )
+        for page in _pages(api, "/notification-settings", "id")
+        for item in page
+        if item.get("type") == "url" and item.get("traffic_source") != "simulation"
+    ]
+
+
+def enable(api: Api) -> None:
+    wanted = api.settings.get("notification_setting_id", "")
+    if not wanted:
+        raise NotFetchable("set `notification_setting_id` (ntfset_…) to make a destination active")
+    # paddle-python-sdk 1.16.1, NotificationSettingsClient.update
+    api.send("PATCH", f"/notification-settings/{path_segment(wanted)}", {"active": True})
+
+
 def secret_problem(secret: str) -> str | None:
     if secret.startswith("pdl_ntf"):
         return None
@@ -283,6 +310,8 @@ provider = Provider(
     list_events=list_events,
     redeliver=redeliver,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    enable=enable,
     authoritative={
         # transaction.paid comes first, before fees, invoice and subscription are settled.
         "fulfil-order": (

@@ -27,11 +27,13 @@ from ..provider import (
     Provider,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     body_key,
     dig,
     instant,
+    listed,
     path_segment,
 )
 from ..signatures import HmacBody
@@ -204,6 +206,27 @@ def endpoint_health(api: Api) -> Health:
     return Health("enabled")
 
 
+def subscriptions(api: Api) -> list[Subscription]:
+    """The webhooks of the account, the first hundred of them."""
+    wanted = api.settings.get("webhook_url")
+    return [
+        Subscription(
+            as_text(item.get("id")),
+            as_text(item.get("url")),
+            item.get("active") is not False and not item.get("disabled_at"),
+            _events(item.get("events")),
+            ours=item.get("url") == wanted if wanted else None,
+        )
+        for item in listed(api.get("/v1/webhooks", count=PAGE), "items")
+    ]
+
+
+def _events(events: Json) -> tuple[str, ...]:
+    # The partners' API documents a list and its examples a mapping of names to whether they are on.
+    on = [name for name, wanted in events.items() if wanted] if isinstance(events, dict) else events or []
+    return tuple(as_text(name) for name in on)
+
+
 def secret_problem(secret: str) -> str | None:
     if re.match(r"rzp_(test|live)_", secret):
         return "this is an API key; deliveries are signed with the secret that was typed in for the webhook"
@@ -302,6 +325,10 @@ provider = Provider(
     list_changed=list_changed,
     final=FINAL,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    untold={
+        "enable": "a webhook that Razorpay has disabled is enabled in its dashboard; its API makes and lists them only."
+    },
     authoritative={
         # Also payment.captured, for who does not use orders; both are sent, so only one may decide.
         "fulfil-order": (

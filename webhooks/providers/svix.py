@@ -25,6 +25,7 @@ from ..provider import (
     Redelivery,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     body_key,
@@ -176,6 +177,26 @@ def endpoint_health(api: Api) -> Health:
     )
 
 
+def subscriptions(api: Api) -> list[Subscription]:
+    """The endpoints of the configured app. One without types gets all of them."""
+    wanted = api.settings.get("endpoint_id")
+    return [
+        Subscription(
+            as_text(item.get("id")),
+            as_text(item.get("url")),
+            item.get("disabled") is not True,
+            tuple(as_text(type_) for type_ in item.get("filterTypes") or ["*"]),
+            ours=item.get("id") == wanted if wanted else None,
+            scope=",".join(sorted(as_text(channel) for channel in item.get("channels") or [])),
+        )
+        for item in _items(api, f"{_app(_setting(api, 'app_id'))}/endpoint")
+    ]
+
+
+def enable(api: Api) -> None:
+    api.send("PATCH", _endpoint(api), {"disabled": False})
+
+
 def _endpoint(api: Api) -> str:
     return f"{_app(_setting(api, 'app_id'))}/endpoint/{path_segment(_setting(api, 'endpoint_id'))}"
 
@@ -252,6 +273,8 @@ provider = Provider(
     list_events=list_events,
     redeliver=redeliver,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    enable=enable,
     authoritative={
         "endpoint-disabled": (("endpoint.disabled",), "https://docs.svix.com/retries"),
     },

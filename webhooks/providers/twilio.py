@@ -530,6 +530,10 @@ provider = Provider(
     final=FINAL,
     list_events=list_events,
     endpoint_health=endpoint_health,
+    untold={
+        "subscriptions": "each message and call names its own callback when it is made, so there is no list of them.",
+        "enable": "Twilio never switches a URL off; a number that points elsewhere is set by hand.",
+    },
     authoritative={
         "message-outcome": (
             ("message.delivered", "message.undelivered", "message.failed"),

@@ -114,7 +114,8 @@ class Watch:
     def enable(self, endpoint: Endpoint) -> None:
         """Have the provider send to this endpoint again. Raises ConfigError where its API cannot do that."""
         if endpoint.provider.enable is None:
-            raise ConfigError(f"{endpoint.provider.name} lets nobody enable an endpoint by its API")
+            why = endpoint.provider.untold.get("enable", "its API has no such thing")
+            raise ConfigError(f"{endpoint.provider.name} lets nobody enable an endpoint by its API: {why}")
         endpoint.provider.enable(self.apis.of(endpoint))
 
 
