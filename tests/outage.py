@@ -110,6 +110,13 @@ class Beside:
                 }
                 connection.execute(runs.update().where(runs.c.id == row.id).values(**moved))
 
+    def set_back_lease(self) -> None:
+        """As if every run under way had said nothing for longer than its lease."""
+        runs = self.shop.state.tables.runs
+        with self.shop.state.inbox.transaction() as connection:
+            late = datetime.now(UTC) - timedelta(seconds=1)
+            connection.execute(runs.update().where(runs.c.finished_at.is_(None)).values(expires_at=late))
+
     def issues(self, *, open_only: bool = True) -> dict[str, Any]:
         issues = self.shop.state.tables.issues
         with self.shop.state.inbox.engine.connect() as connection:

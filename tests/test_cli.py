@@ -441,7 +441,7 @@ def test_purge_says_what_it_dropped(everywhere: Operator) -> None:
     everywhere.customer("cus_1", "evt_1")
     everywhere.run("work", "--until-empty")
     everywhere.change("evt_1", received_at=datetime.now(UTC) - timedelta(days=40))
-    nothing = dict.fromkeys(("events", "claims", "nonces", "rejections", "issues", "effects"), 0)
+    nothing = dict.fromkeys(("events", "claims", "listed", "nonces", "rejections", "issues", "effects"), 0)
     assert everywhere.json("purge") == {"bodies": 1, **nothing}
     assert "0 bodies dropped" in everywhere.says("purge")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, quote
 
 from . import jsontext
@@ -42,9 +42,13 @@ __all__ = [
     "dig",
     "instant",
     "listed",
+    "parts",
     "path_segment",
     "reply_ok",
+    "turn",
 ]
+
+T = TypeVar("T")
 
 
 class Headers(Mapping[str, str]):
@@ -304,6 +308,10 @@ class Api(Protocol):
     raise RetryLater with the provider's own hint, other refusals ApiRefused.
     """
 
+    place: Json
+    """Where a listing goes on; None: at its beginning. A listing reads it when it begins, and writes it before it hands out
+    the last item of a page: then a run that is killed goes on behind that page. Where a listing does not, it begins anew."""
+
     @property
     def settings(self) -> Mapping[str, str]: ...
     @property
@@ -529,6 +537,21 @@ def listed(answer: Json, *path: str) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise RetryLater("the API answered with something that is no listing")
     return found
+
+
+def parts(api: Api, names: Sequence[str]) -> Iterator[tuple[str, Json]]:
+    """The parts of a listing that are still to be read, and the cursor at which the first of them goes on; see `turn`."""
+    part, cursor = dig(api.place, "part"), dig(api.place, "cursor")
+    start = names.index(part) if part in names else 0
+    for number, name in enumerate(names[start:]):
+        yield name, cursor if number == 0 and part in names else None
+
+
+def turn(api: Api, items: Sequence[T], part: str, cursor: Json) -> Iterator[T]:
+    """Hand out a page; with its last item the listing has come to that cursor of that part."""
+    yield from items[:-1]
+    api.place = {"part": part, "cursor": cursor}
+    yield from items[-1:]
 
 
 def dig(data: Json, *path: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, tuple_
 
 from .database import Database
 
@@ -69,6 +69,13 @@ class Retention(Database):
         old = rejections.c.received_at < self.moment(-older_than)
         some = select(rejections.c.id).where(old | rejections.c.id.in_(crowd)).limit(PURGE_BATCH)
         return self._purge(lambda: delete(rejections).where(rejections.c.id.in_(some)))
+
+    def purge_listed(self, older_than: timedelta) -> int:
+        """Delete what was listed by runs that nobody went on with."""
+        listed, runs = self.tables.listed, self.tables.runs
+        old = select(runs.c.id).where(runs.c.started_at < self.moment(-older_than))
+        some = select(listed.c.listing, listed.c.n).where(listed.c.listing.in_(old)).limit(PURGE_BATCH)
+        return self._purge(lambda: delete(listed).where(tuple_(listed.c.listing, listed.c.n).in_(some)))
 
     def purge_claims(self, older_than: timedelta) -> int:
         """Delete claims that are over; their numbers are never drawn again."""

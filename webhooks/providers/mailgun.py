@@ -30,7 +30,9 @@ from ..provider import (
     as_text,
     dig,
     instant,
+    parts,
     path_segment,
+    turn,
 )
 from ..signatures import hmac, matching, unix
 
@@ -325,9 +327,10 @@ def version(ref: ObjectRef, data: Json) -> Version | None:
 def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
     """The log of the configured domains, oldest first, which reaches back three days or more. Misses mails that a route
     forwarded without storing them, and events that turn up later than half an hour after they happened."""
-    for domain in _domains(api):
+    for domain, token in parts(api, _domains(api)):
         begin = int((since - LATE).timestamp())
-        for event in _events(api, f"/v3/{path_segment(domain)}/events", begin=begin, ascending="yes"):
+        path = f"/v3/{path_segment(domain)}/events"
+        for event in _events(api, path, part=domain, token=token, begin=begin, ascending="yes"):
             yield LogEntry(_key(event), instant(event.get("timestamp")), partial(_read, event))
 
 
@@ -337,12 +340,14 @@ def _read(event: Mapping[str, Any]) -> list[Envelope]:
     return [replace(envelope, request=request) for envelope in parse(request)]
 
 
-def _events(api: Api, path: str, **params: Any) -> Iterator[dict[str, Any]]:
+def _events(
+    api: Api, path: str, *, part: str = "", token: str | None = None, **params: Any
+) -> Iterator[dict[str, Any]]:
     # Not `find`: a domain that is not there is a wrong setting or region, and no empty log.
-    answer = api.get(path, limit=PAGE, **params)
+    answer = api.get(f"{path}/{token}") if token else api.get(path, limit=PAGE, **params)
     while items := [item for item in dig(answer, "items") or [] if isinstance(item, dict)]:
-        yield from items
         following = _PAGING.search(as_text(dig(answer, "paging", "next")))
+        yield from turn(api, items, part, following[1] if following else None)
         if following is None:
             return
         answer = api.get(f"{path}/{following[1]}")

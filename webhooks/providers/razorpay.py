@@ -34,7 +34,9 @@ from ..provider import (
     dig,
     instant,
     listed,
+    parts,
     path_segment,
+    turn,
 )
 from ..signatures import HmacBody
 
@@ -161,21 +163,22 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
     if not account:
         raise NotFetchable("Razorpay: set `account_id` (acc_…), which its lists do not tell, to reconcile")
     start = int((since - LIST_LAG).timestamp())
-    for kind in LISTED:
-        for item in _items(api, PATHS[kind], start):
+    for kind, skip in parts(api, LISTED):
+        for item in _items(api, kind, start, skip or 0):
             # A list lags behind, so an entry only says that there is something.
             ref = ObjectRef(kind, as_text(item.get("id")))
             yield Change(ref, None, instant(item.get("created_at")), account)
 
 
-def _items(api: Api, path: str, start: int) -> Iterator[dict[str, Any]]:
+def _items(api: Api, kind: str, start: int, skip: int) -> Iterator[dict[str, Any]]:
     """By offset, newest first: what is created meanwhile moves the rest: seen twice, not missed."""
     seen: set[str] = set()
-    skip, before = 0, None
+    before = None
     while True:
-        page = dig(api.get(path, count=PAGE, skip=skip, **{"from": start}), "items") or []
+        page = dig(api.get(PATHS[kind], count=PAGE, skip=skip, **{"from": start}), "items") or []
         items = [item for item in page if isinstance(item, dict) and as_text(item.get("id"))]
-        yield from (item for item in items if as_text(item.get("id")) not in seen)
+        new = [item for item in items if as_text(item.get("id")) not in seen]
+        yield from turn(api, new, kind, skip + len(page))
         seen |= {as_text(item.get("id")) for item in items}
         if len(page) < PAGE or page == before:
             return

@@ -34,7 +34,9 @@ from ..provider import (
     body_key,
     dig,
     instant,
+    parts,
     path_segment,
+    turn,
 )
 from ..signatures import HmacBody
 
@@ -235,17 +237,35 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
     """Objects of the kinds in `listed` that changed since. Misses deletions, orders older than 60 days (but
     for read_all_orders) and kinds that have no such list (refunds: their order changes with them)."""
     start = (since - LIST_LAG).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    for kind in (name.strip() for name in (api.settings.get("listed") or LISTED).split(",")):
+    names = [name.strip() for name in (api.settings.get("listed") or LISTED).split(",")]
+    for kind, after in parts(api, names):
         if kind not in LISTS:
             raise NotFetchable(f"`listed` may hold {', '.join(LISTS)}, not {kind!r}")
-        for item in _nodes(api, LISTS[kind], _fields(api, kind), f"updated_at:>='{start}'", "UPDATED_AT"):
+        for item in _nodes(
+            api,
+            LISTS[kind],
+            _fields(api, kind),
+            f"updated_at:>='{start}'",
+            "UPDATED_AT",
+            part=kind,
+            after=after,
+        ):
             ref = ObjectRef(kind, _id(item.get("id")))
             yield Change(
                 ref, item, instant(item.get("updatedAt")), api.account or api.settings.get("shop", "")
             )
 
 
-def _nodes(api: Api, root: str, fields: str, filter_: str = "", sort: str = "") -> Iterator[dict[str, Any]]:
+def _nodes(
+    api: Api,
+    root: str,
+    fields: str,
+    filter_: str = "",
+    sort: str = "",
+    *,
+    part: str = "",
+    after: str | None = None,
+) -> Iterator[dict[str, Any]]:
     # By cursor and in order of change: what changes meanwhile moves behind the cursor and is read there.
     by = f", sortKey: {sort}" if sort else ""
     narrowed = (", $filter: String", ", query: $filter") if filter_ else ("", "")
@@ -253,13 +273,13 @@ def _nodes(api: Api, root: str, fields: str, filter_: str = "", sort: str = "") 
         f"query($after: String{narrowed[0]}) {{ {root}(first: {PAGE}, after: $after{narrowed[1]}{by})"
         f" {{ nodes {{ {fields} }} pageInfo {{ hasNextPage endCursor }} }} }}"
     )
-    after = None
     while True:
         page = dig(
             api.graphql(_path(api), query, after=after, **({"filter": filter_} if filter_ else {})), root
         )
-        yield from (node for node in dig(page, "nodes") or [] if isinstance(node, dict))
         before, after = after, dig(page, "pageInfo", "endCursor")
+        nodes = [node for node in dig(page, "nodes") or [] if isinstance(node, dict)]
+        yield from turn(api, nodes, part, after or before)
         if not dig(page, "pageInfo", "hasNextPage") or not after or after == before:
             return
 

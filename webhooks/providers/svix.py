@@ -32,6 +32,7 @@ from ..provider import (
     dig,
     instant,
     path_segment,
+    turn,
 )
 from ..signatures import StandardWebhooks, whsec_problem
 
@@ -136,11 +137,12 @@ def _read(item: Mapping[str, Any]) -> list[Envelope]:
 
 
 def _items(api: Api, path: str, **params: Any) -> Iterator[dict[str, Any]]:
-    iterator = None
+    iterator = dig(api.place, "cursor") if dig(api.place, "part") == path else None
     while True:
         answer = api.get(path, limit=PAGE, iterator=iterator, **params)
-        yield from (item for item in dig(answer, "data") or [] if isinstance(item, dict))
         following = dig(answer, "iterator")
+        items = [item for item in dig(answer, "data") or [] if isinstance(item, dict)]
+        yield from turn(api, items, path, following or iterator)
         if dig(answer, "done") is not False or not following or following == iterator:
             return
         iterator = following
