@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class Beside:
     def receive(self, request: Request) -> int | None:
         # Signed by the clock that the door goes by, whatever time it is at the provider.
         scheme, secret = self.provider.provider.signature, self.provider.service.secret
+        # Some schemes sign the URL, which is where the door is.
+        request = replace(request, url=f"http://localhost/webhooks/{self.name}")
         signed = scheme.sign(request, secret, datetime.now(UTC))
         return self.shop.receiver(self.name)(signed) if self.reachable else None
 
