@@ -36,6 +36,9 @@ TYPES = 50
 NEWEST = 20_000
 """Events among which the last one of each type is looked for; of a type that is not there the learned one counts."""
 
+AGAIN = 1_000
+"""Events from before the last learning that are looked at as well: to be delivered once more is a sign of life, too."""
+
 LOOKED_AT = 200
 """Entries of a log or a list that are looked at: it only matters whether there is one."""
 
@@ -163,6 +166,7 @@ class Silence:
         ).label("hour")
         mine = (e.endpoint == endpoint) & (e.deliveries > 0) & (e.received_at < now)
         with self.inbox.engine.connect() as connection:
+            upto = connection.scalar(select(func.coalesce(func.max(e.id), 0)))
             first = connection.scalar(select(func.min(e.received_at)).where(mine))
             rows = connection.execute(
                 select(e.type, hour, func.count().label("events"), func.max(e.received_at).label("last"))
@@ -179,7 +183,8 @@ class Silence:
         frequent = sorted(counts, key=lambda type_: -sum(counts[type_].values()))[:TYPES]
         began = aware(_moment(first)) if first is not None else now
         types = {type_: Cadence.learn(counts[type_], now, began).as_json() for type_ in frequent}
-        return {"at": now.isoformat(), "types": types, "last": {type_: last[type_] for type_ in frequent}}
+        newest = {type_: last[type_] for type_ in frequent}
+        return {"at": now.isoformat(), "types": types, "last": newest, "upto": upto}
 
     def _last(self, endpoint: str) -> dict[str, datetime]:
         """When each type was last delivered."""
@@ -187,10 +192,11 @@ class Silence:
         found = {type_: at for type_, text in kept["last"].items() if (at := instant(text)) is not None}
         e = self.inbox.tables.events.c
         newest = select(func.coalesce(func.max(e.id), 0) - NEWEST).scalar_subquery()
+        after = kept.get("upto", 0) - AGAIN
         with self.inbox.engine.connect() as connection:
             rows = connection.execute(
                 select(e.type, func.max(e.last_delivery_at).label("last"))
-                .where(e.endpoint == endpoint, e.deliveries > 0, e.id > newest)
+                .where(e.endpoint == endpoint, e.deliveries > 0, e.id > newest, e.id > after)
                 .group_by(e.type)
             ).all()
         for row in rows:
