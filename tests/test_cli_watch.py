@@ -107,14 +107,18 @@ def test_check_names_what_it_was_not_told_how_to_ask(sqlite_url: str, tmp_path: 
         made.provider.world.url = "https://example.test/hooks/whose"
         shown = run(made, "check").stdout
     assert "Nothing is wrong with what could be looked at." in shown
-    assert "- stripe: set `endpoint_id`" in shown
+    assert "- stripe, no_answer: set `endpoint_id`" in shown
 
 
 def test_doctor_probes_our_own_door_and_records_nothing_of_it(stripe: Beside) -> None:
     findings = {f["kind"]: f for f in ask(stripe, "doctor", exit_code=0)["findings"]}
     assert findings["probe"]["good"]
     assert "was taken" in findings["probe"]["detail"]
-    assert "never heard" in findings["beat"]["detail"]
+    assert findings["beat"]["state"] == "unknown"
+    assert "not heard yet: start `celery beat`" in findings["beat"]["detail"]
+    assert "- (all), beat: not heard yet" in run(stripe, "doctor").stdout
+    stripe.shop.state.watch.alive()
+    assert "heard last at" in {f["kind"]: f for f in ask(stripe, "doctor")["findings"]}["beat"]["detail"]
     assert stripe.shop.events() == []
     # A delivery of the provider's that somebody marks as a probe is recorded all the same.
     stripe.provider.create("customer", email="ada@example.test")

@@ -152,7 +152,7 @@ def test_where_nobody_can_be_asked_what_cannot_be_known_is_said_exactly(
             f"{name} shows no objects: what is lost cannot be known.",
         ]
         [shown] = [f for f in made.shop.state.watch.check() if f.kind == "no_answer"]
-        assert shown.evidence["unasked"] == [provider.untold["endpoint_health"]]
+        assert shown.evidence["unknown"] == [provider.untold["endpoint_health"]]
         with pytest.raises(ConfigError, match=f"{name} offers nothing to recover from"):
             made.reconciler.recover(made.endpoint)
 

@@ -31,7 +31,13 @@ def explain(event: str, endpoint: str | None) -> Answer:
     EVENT is an id or a dedup key, as `events` shows them or as the provider's own log names them.
     """
     inbox = state()
-    of = endpoint_name(inbox, endpoint)
+    known = endpoint is None or inbox.endpoints.at(endpoint) is not None
+    # Its rows are kept when an endpoint is taken out of the configuration.
+    of = (
+        endpoint_name(inbox, endpoint)
+        if known or not queries.events_named(inbox, event, endpoint)
+        else endpoint
+    )
     parts = _parts(inbox, event_named(inbox, event, of))
     lines = list(_sentences(parts, queries.now(inbox)))
     return Answer(parts | {"sentences": lines}, sentences(lines))
@@ -44,6 +50,7 @@ def _parts(inbox: State, row: Row) -> Row:
     body, _ = queries.kept(inbox, row["id"])
     return {
         "event": row,
+        "endpoint_known": row["endpoint"] in inbox.endpoints,
         "secrets": _secrets(inbox, row),
         "deliveries": {
             "count": row["deliveries"],
@@ -158,6 +165,11 @@ def _ledger(inbox: State, row: Row) -> list[Row]:
 
 def _sentences(parts: Row, now: datetime) -> Iterator[str]:
     yield from _what(parts, now)
+    if not parts["endpoint_known"]:
+        name = parts["event"]["endpoint"]
+        yield (
+            f"There is no endpoint {name} in WEBHOOKS any more: its events are kept, and none is applied until it is there again."
+        )
     yield from _how_it_came(parts, now)
     yield from _claimed(parts, now)
     yield from _written(parts, now)
@@ -195,7 +207,9 @@ def _how_it_came(parts: Row, now: datetime) -> Iterator[str]:
         begin = f"first at {first}, " if row["origin"] in {"delivery", "replay"} else ""
         yield f"It was delivered {came['count']} times, {begin}last at {last}; it is one event all the same."
     for secret in parts["secrets"]:
-        if secret["position"] is None:
+        if not parts["endpoint_known"]:
+            yield f"It was signed with the secret {secret['fingerprint']}."
+        elif secret["position"] is None:
             yield f"It was signed with the secret {secret['fingerprint']}, which is not in the configuration any more."
         else:
             which = " (the current one)" if secret["position"] == 1 else " (not the current one)"
@@ -230,7 +244,7 @@ def _written(parts: Row, now: datetime) -> Iterator[str]:
     thing = parts["object"]
     if thing is None:
         return
-    if not thing["fetched"]:
+    if not thing["fetched"] and parts["endpoint_known"]:
         yield "Nothing is fetched for this endpoint: what the event carried counts, unless we have something newer."
     copy = thing["copy"]
     if copy is None:
@@ -257,7 +271,7 @@ def _by_handlers(parts: Row, now: datetime) -> Iterator[str]:
             yield f"The handler {entry['handler']} has applied it, at {ago(entry['at'], now)}."
         else:
             yield f"The handler {entry['handler']} wants such events and has no ledger row for it."
-    if not parts["ledger"]:
+    if not parts["ledger"] and parts["endpoint_known"]:
         yield "No handler of the app is for it."
     for flow in parts["flows"]:
         yield f"It decided the flow {flow['flow']} for {flow['key']} (handler {flow['handler']}), at {ago(flow['decided_at'], now)}."

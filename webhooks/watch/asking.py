@@ -41,7 +41,7 @@ def ask(apis: Apis, handlers: Handlers, endpoint: Endpoint) -> Iterator[Finding]
     if not failed:
         once = list(dict.fromkeys(unasked))
         detail = "; ".join(once) or "its questions are answered"
-        evidence = {"unasked": once} if once else {}
+        evidence = {"unknown": once} if once else {}
         yield Finding(endpoint.name, "no_answer", good=True, detail=detail, evidence=evidence)
 
 
