@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from . import endpoints as _endpoints
-from .alerts import AppriseTeller
+from .alerts import AppriseTeller, addresses
 from .answers import Desk
 from .api import Apis
 from .api.budget import Budget
@@ -409,8 +409,10 @@ def _tellers(app: Flask, told: Sequence[Teller]) -> list[Teller]:
 
     def urls() -> Sequence[str]:
         given = app.config.get("WEBHOOKS_ALERTS", ())
-        found: Any = given() if callable(given) else given
-        return [found] if isinstance(found, str) else list(found)
+        return addresses(given() if callable(given) else given)
+
+    if not callable(app.config.get("WEBHOOKS_ALERTS", ())):
+        urls()  # a function is asked when there is something to tell
 
     def tell_the_app(issue: Issue) -> None:
         with app.app_context():

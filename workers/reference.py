@@ -15,6 +15,8 @@ from typing import Any
 from flask import Flask, Response, request
 from flask_migrate import Migrate
 from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from webhooks import ConfigError, Webhooks
@@ -76,9 +78,19 @@ def _asks_for(password: str) -> Callable[[], bool | Response]:
 def _database_url(url: str) -> str:
     """The URL with our driver, where it names none: hosting companies hand out `postgres://`. And with a limit to how
     long connecting may take, where it names none: a delivery must get its 503 before the provider hangs up."""
-    scheme, _, rest = url.partition("://")
-    if scheme in {"postgres", "postgresql"}:
+    scheme, colon, rest = url.partition("://")
+    if colon and scheme in {"postgres", "postgresql"}:
         url = f"postgresql+psycopg://{rest}"
+    try:
+        backend = make_url(url).get_backend_name()
+    except ArgumentError:
+        backend = ""
+    if backend not in {"postgresql", "sqlite"}:
+        # Never the URL itself: it holds a password.
+        raise ConfigError(
+            "DATABASE_URL must be the URL of a PostgreSQL or SQLite database, such as postgresql://user:password@host/name or "
+            "sqlite:///webhooks.db; unset it for a SQLite database in the instance folder"
+        )
     if url.startswith("postgresql+psycopg:") and "connect_timeout=" not in url:
         url += f"{'&' if '?' in url else '?'}connect_timeout={CONNECT}"
     return url

@@ -134,6 +134,7 @@ class HttpApi:
             raise NotFetchable(f"{endpoint.provider.name} has no API that we know")
         self._apis, self._endpoint, self._spec, self._deadline = apis, endpoint, spec, deadline
         self.account, self._priority = account, priority
+        self.place: Json = None
         self.settings: Mapping[str, str] = {
             name: endpoint.setting(name) for name in endpoint.provider.settings
         }

@@ -23,7 +23,13 @@ def explain(event: str, endpoint: str | None) -> Answer:
     EVENT is an id or a dedup key, as `events` shows them or as the provider's own log names them.
     """
     inbox = state()
-    of = endpoint_name(inbox, endpoint)
+    known = endpoint is None or inbox.endpoints.at(endpoint) is not None
+    # Its rows are kept when an endpoint is taken out of the configuration.
+    of = (
+        endpoint_name(inbox, endpoint)
+        if known or not queries.events_named(inbox, event, endpoint)
+        else endpoint
+    )
     found = parts(inbox, event_named(inbox, event, of))
     lines = list(explained(found, queries.now(inbox)))
     return Answer(found | {"sentences": lines}, sentences(lines))

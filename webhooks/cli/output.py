@@ -146,7 +146,8 @@ def _errors_in_words() -> Iterator[None]:
             or "no such column" in str(original)
         ):
             raise click.ClickException(
-                "the inbox's tables are missing or old; run `flask db upgrade` (in your own app `flask db migrate` before it)"
+                "the inbox's tables are missing or old; run `flask db upgrade` (in your own app `flask db migrate` before it), "
+                "or db.create_all() where the app uses no migrations"
             ) from error
         if type(original).__name__ in {
             "OperationalError",

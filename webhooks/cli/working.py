@@ -18,7 +18,7 @@ from ..operating import holding, queries, redriving
 from ..queue import Bell
 from ..state import State
 from .asking import endpoint_name, endpoint_named, event_named, handler_entries
-from .output import Answer, command, sentences, state, table, waiting
+from .output import Answer, command, duration, sentences, state, table, waiting
 from .stopping import Stop
 
 __all__ = ["pause", "purge", "redrive", "replay", "resume", "sweep", "work"]
@@ -59,15 +59,20 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
     caller = replace(inbox.caller, bell=applier.bell)
     done, called = Applied(), Called()
     longest = LOOK if sleep is None else min(LOOK, timedelta(seconds=sleep))
+    said_of = 0
     with Stop() as stop:
         inbox.drain_spool()
         while not stop.asked:
             if _apply_one(applier, done) or _call_one(caller, called) or inbox.drain_spool():
                 continue
             soon = timedelta(seconds=wait)
-            if until_empty and queries.open_within(inbox, soon) == 0 and inbox.outbox.due(soon) == 0:
+            left = queries.open_within(inbox, soon) + inbox.outbox.due(soon) if until_empty else 0
+            if until_empty and left == 0:
                 break
             next_ = inbox.inbox.next_due(inbox.endpoints)
+            if left not in {0, said_of}:
+                click.echo(_waits_for(left, next_, soon), err=True)
+            said_of = left
             stop.wait(
                 min(longest, longest if next_ is None else next_ + timedelta(milliseconds=10)).total_seconds()
             )
@@ -93,6 +98,12 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
         else []
     )
     return Answer(document, sentences(lines))
+
+
+def _waits_for(left: int, next_: timedelta | None, soon: timedelta) -> str:
+    """A sign of life, to stderr, whenever the number of those that are waited for has changed."""
+    when = f", the next in {duration(next_)}" if next_ is not None and next_ > timedelta(seconds=1) else ""
+    return f"Waiting for {left} that are due within {duration(soon)}{when}; Ctrl-C ends it."
 
 
 def _apply_one(applier: Applier, done: Applied) -> bool:

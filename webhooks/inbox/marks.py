@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import Connection, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ EVERYWHERE = "(all)"
 
 
 class Marks:
-    """Small values by endpoint and name, in the database; each write is a transaction of its own."""
+    """Small values by endpoint and name, in the database."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -59,14 +59,18 @@ class Marks:
 
     def put(self, endpoint: str, name: str, value: Any) -> None:
         """Write the value over the old one."""
+        with self._inbox.transaction() as connection:
+            self.write(connection, endpoint, name, value)
+
+    def write(self, connection: Connection, endpoint: str, name: str, value: Any) -> None:
+        """The same within a transaction of the caller's."""
         table = self._inbox.tables.marks
         row = {"endpoint": endpoint, "name": name, "value": value, "at": self._inbox.moment()}
         made: Any = (sqlite if self._inbox.is_sqlite else postgresql).insert(table).values(row)
         written = made.on_conflict_do_update(
             index_elements=["endpoint", "name"], set_={"value": made.excluded.value, "at": made.excluded.at}
         )
-        with self._inbox.transaction() as connection:
-            connection.execute(written)
+        connection.execute(written)
 
     def drop(self, endpoint: str, name: str) -> None:
         """Forget it."""

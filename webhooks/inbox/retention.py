@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, select, update
+from sqlalchemy import Connection, Select, delete, func, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from .database import Database
@@ -98,6 +98,13 @@ class Retention(Database):
         )
         some = select(r.c.id).where(old).limit(PURGE_BATCH)
         return self._purge(lambda: update(r).where(r.c.id.in_(some)).values(body=None, headers={}))
+
+    def purge_listed(self, older_than: timedelta) -> int:
+        """Delete what was listed by runs that nobody went on with."""
+        listed, runs = self.tables.listed, self.tables.runs
+        old = select(runs.c.id).where(runs.c.started_at < self.moment(-older_than))
+        some = select(listed.c.listing, listed.c.n).where(listed.c.listing.in_(old)).limit(PURGE_BATCH)
+        return self._purge(lambda: delete(listed).where(tuple_(listed.c.listing, listed.c.n).in_(some)))
 
     def purge_claims(self, older_than: timedelta) -> int:
         """Delete claims that are over; their numbers are never drawn again."""

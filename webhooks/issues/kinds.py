@@ -50,6 +50,11 @@ KINDS: Mapping[str, Kind] = {
         "The provider refuses our credentials.",
         "renew the credentials in WEBHOOKS[{endpoint!r}]; until then nothing is fetched, recovered or reconciled",
     ),
+    "no_answer": Kind(
+        "The provider cannot be asked about this endpoint, so nobody knows whether it still sends to it.",
+        "see its detail, then `flask webhooks check --endpoint {endpoint}` again; what was found bad before stays open",
+        opens_after=4,  # an hour of beat's checks: a provider that is away for a moment is no news
+    ),
     "silence": Kind(
         "Deliveries have stopped although the provider has something for us, or for longer than `max_silence`.",
         "see `flask webhooks check`, then what the provider's dashboard says about its deliveries",

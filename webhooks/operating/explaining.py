@@ -23,6 +23,7 @@ def parts(inbox: State, row: Row) -> Row:
     body, _ = queries.kept(inbox, row["id"])
     return {
         "event": row,
+        "endpoint_known": row["endpoint"] in inbox.endpoints,
         "secrets": _secrets(inbox, row),
         "deliveries": {
             "count": row["deliveries"],
@@ -138,6 +139,11 @@ def _ledger(inbox: State, row: Row) -> list[Row]:
 def explained(parts: Row, now: datetime) -> Iterator[str]:
     """The parts in sentences, in the order in which things happened."""
     yield from _what(parts, now)
+    if not parts["endpoint_known"]:
+        name = parts["event"]["endpoint"]
+        yield (
+            f"There is no endpoint {name} in WEBHOOKS any more: its events are kept, and none is applied until it is there again."
+        )
     yield from _how_it_came(parts, now)
     yield from _claimed(parts, now)
     yield from _written(parts, now)
@@ -175,7 +181,9 @@ def _how_it_came(parts: Row, now: datetime) -> Iterator[str]:
         begin = f"first at {first}, " if row["origin"] in {"delivery", "replay"} else ""
         yield f"It was delivered {came['count']} times, {begin}last at {last}; it is one event all the same."
     for secret in parts["secrets"]:
-        if secret["position"] is None:
+        if not parts["endpoint_known"]:
+            yield f"It was signed with the secret {secret['fingerprint']}."
+        elif secret["position"] is None:
             yield f"It was signed with the secret {secret['fingerprint']}, which is not in the configuration any more."
         else:
             which = " (the current one)" if secret["position"] == 1 else " (not the current one)"
@@ -210,7 +218,7 @@ def _written(parts: Row, now: datetime) -> Iterator[str]:
     thing = parts["object"]
     if thing is None:
         return
-    if not thing["fetched"]:
+    if not thing["fetched"] and parts["endpoint_known"]:
         yield "Nothing is fetched for this endpoint: what the event carried counts, unless we have something newer."
     copy = thing["copy"]
     if copy is None:
@@ -237,7 +245,7 @@ def _by_handlers(parts: Row, now: datetime) -> Iterator[str]:
             yield f"The handler {entry['handler']} has applied it, at {ago(entry['at'], now)}."
         else:
             yield f"The handler {entry['handler']} wants such events and has no ledger row for it."
-    if not parts["ledger"]:
+    if not parts["ledger"] and parts["endpoint_known"]:
         yield "No handler of the app is for it."
     for flow in parts["flows"]:
         yield f"It decided the flow {flow['flow']} for {flow['key']} (handler {flow['handler']}), at {ago(flow['decided_at'], now)}."

@@ -18,7 +18,7 @@ from .auditing import SAMPLE, Auditing, statement, upper_bound
 from .causes import CAUSES
 from .comparing import Comparing, differences
 from .late import Late
-from .limits import EVERY, KEEP_BODIES, KEEP_CLAIMS, KEEP_EVENTS, KEEP_NONCES, KEEP_REJECTIONS
+from .limits import EVERY, KEEP_BODIES, KEEP_CLAIMS, KEEP_EVENTS, KEEP_LISTED, KEEP_NONCES, KEEP_REJECTIONS
 from .reconciling import Reconciling
 from .recovering import Recovering
 from .reverifying import Reverified, reverify
@@ -217,6 +217,7 @@ class Reconciler:
             ),
             "events": self.inbox.purge_events(KEEP_EVENTS),
             "claims": self.inbox.purge_claims(KEEP_CLAIMS),
+            "listed": self.inbox.purge_listed(KEEP_LISTED),
             "nonces": self.inbox.purge_nonces(KEEP_NONCES),
             "rejections": self.inbox.purge_rejections(KEEP_REJECTIONS),
             "refused_bodies": sum(
