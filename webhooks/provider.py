@@ -44,6 +44,7 @@ __all__ = [
     "listed",
     "path_segment",
     "reply_ok",
+    "served",
 ]
 
 
@@ -519,6 +520,20 @@ def listed(answer: Json, *path: str) -> list[dict[str, Any]]:
     found = dig(answer, *path) if path else answer
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise RetryLater("the API answered with something that is no listing")
+    return found
+
+
+def served(answer: Json, id_: str, *path: str, name: str = "id") -> Json | None:
+    """The object that was asked for by its id, which stands under these keys of the answer; None: there is no such object.
+
+    Raises RetryLater for an answer that is another object or none: something between us and the API has answered, and it
+    must neither replace a good copy nor be taken for the object's end.
+    """
+    if answer is None:
+        return None
+    found = dig(answer, *path)
+    if as_text(dig(found, name)) != id_:
+        raise RetryLater("the API answered with something that is no object, or another than was asked for")
     return found
 
 
