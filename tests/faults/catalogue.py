@@ -360,14 +360,18 @@ def api_says(*answers: Answer) -> Fault:
     return fault
 
 
-@contextmanager
-def api_cut(d: Deployment) -> Iterator[None]:
-    """Answers end in the middle."""
-    d.api.mode = "cut"
-    d.api.drop()
-    with api_is_asked(d):
-        yield
-    d.api.heal()
+def api_cut(after: int) -> Fault:
+    """Answers end after so many bytes."""
+
+    @contextmanager
+    def fault(d: Deployment) -> Iterator[None]:
+        d.api.mode, d.api.cut_after = "cut", after
+        d.api.drop()
+        with api_is_asked(d):
+            yield
+        d.api.heal()
+
+    return fault
 
 
 def api_wire(body: bytes) -> Fault:
@@ -422,7 +426,8 @@ PROVIDER: dict[str, Fault] = {
     "the API answers with a page of HTML": api_wire(b"<html>maintenance</html>"),
     "the API answers with half a document": api_wire(b'{"id": "cus_'),
     "the API answers with nothing": api_wire(b""),
-    "the API hangs up in the middle": api_cut,
+    "the API hangs up within the head": api_cut(60),
+    "the API hangs up within the body": api_cut(200),
     "the API is down": api_down,
     "the API is a replica that lags": api_lags,
 }

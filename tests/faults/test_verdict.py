@@ -87,6 +87,7 @@ def test_a_wire_can_be_slow_cut_stuck_or_down() -> None:
 
         assert ask() == '{"error"'
         found = {}
+        wire.cut_after = 190  # the head, and a piece of the body
         wire.said = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno"
         for mode in ("refuse", "hang", "cut", "say"):
             wire.mode = mode  # type: ignore[assignment]
