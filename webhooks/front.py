@@ -6,15 +6,14 @@ blueprint answers it; both ends in `receiving`, so the answers are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
 from .endpoints import Endpoint
 from .errors import TooLarge
-from .provider import Headers, Reply, Request
-from .receiving import Receiver
+from .provider import Reply
+from .receiving import Receiver, delivery_of
 
 __all__ = ["FrontDoor"]
 
@@ -63,17 +62,12 @@ class FrontDoor:
 
     def _respond(self, endpoint: Endpoint, environ: Environ) -> Reply:
         length = _length(environ)
-        headers = Headers(_headers(environ))
         if length > endpoint.max_body:
-            return self._receiver().refused(
-                endpoint, Request(environ["REQUEST_METHOD"], _url(environ), headers, b""), TooLarge("told so")
-            )
+            return self._receiver().refused(endpoint, delivery_of(environ, b""), TooLarge("told so"))
         body = environ["wsgi.input"].read(length) if length else b""
         if len(body) < length:
             return Reply(400, "cut short\n")  # the client hung up in the middle; it will not read this
-        return self._receiver().respond(
-            endpoint, Request(environ["REQUEST_METHOD"], _url(environ), headers, body)
-        )
+        return self._receiver().respond(endpoint, delivery_of(environ, body))
 
 
 def _is_chunked(environ: Environ) -> bool:
@@ -83,23 +77,3 @@ def _is_chunked(environ: Environ) -> bool:
 def _length(environ: Environ) -> int:
     text = environ.get("CONTENT_LENGTH") or "0"
     return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def _headers(environ: Environ) -> Iterator[tuple[str, str]]:
-    for name, value in environ.items():
-        if name.startswith("HTTP_"):
-            yield name[5:].replace("_", "-"), value
-    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
-        if environ.get(name):
-            yield name.replace("_", "-"), environ[name]
-
-
-def _url(environ: Mapping[str, Any]) -> str:
-    """The URL as it was called: path and query untouched, as far as the server hands them over."""
-    raw = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
-    if not raw.startswith("/"):
-        path = (environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]).encode("latin-1")
-        query = environ.get("QUERY_STRING", "")
-        raw = quote(path) + (f"?{query}" if query else "")
-    host = environ.get("HTTP_HOST") or f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}"
-    return f"{environ['wsgi.url_scheme']}://{host}{raw}"

@@ -6,7 +6,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote
 
 from .answers import MARGIN, UNKNOWN_DEADLINE, Desk
 from .apply import Applier, summary
@@ -14,11 +17,11 @@ from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
 from .inbox import Arrival, Inbox, arrival, unreadable
 from .inbox.rejections import Refusal, Rejections
-from .provider import Envelope, Reply, Request
+from .provider import Envelope, Headers, Reply, Request
 from .queue import Bell
 from .signatures import fingerprint, is_probe
 
-__all__ = ["Receiver", "refuse"]
+__all__ = ["Receiver", "delivery_of", "refuse"]
 
 RETRY_AFTER = timedelta(seconds=30)
 """What a provider is told while the inbox cannot be written."""
@@ -148,3 +151,33 @@ def refuse(endpoint: Endpoint, delivery: Request, refused: RequestError) -> Repl
         delivery.headers.get("Content-Type", "")[:80],
     )
     return Reply(refused.http_status, WORDS[refused.http_status])
+
+
+def delivery_of(environ: Mapping[str, Any], body: bytes) -> Request:
+    """The delivery of a WSGI request whose body was read."""
+    return Request(environ["REQUEST_METHOD"], _url(environ), Headers(_headers(environ)), body)
+
+
+def _headers(environ: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in environ.items():
+        if name.startswith("HTTP_"):
+            yield name[5:].replace("_", "-"), value
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            yield name.replace("_", "-"), environ[name]
+
+
+def _url(environ: Mapping[str, Any]) -> str:
+    """The URL as it was called: path and query untouched, as far as the server hands them over; a port that goes without
+    saying is left out."""
+    raw = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
+    if not raw.startswith("/"):
+        path = (environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]).encode("latin-1")
+        query = environ.get("QUERY_STRING", "")
+        raw = quote(path) + (f"?{query}" if query else "")
+    scheme = environ["wsgi.url_scheme"]
+    host = environ.get("HTTP_HOST") or f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}"
+    return f"{scheme}://{host.removesuffix(PORTS.get(scheme, ':'))}{raw}"
+
+
+PORTS = {"http": ":80", "https": ":443"}

@@ -22,7 +22,7 @@ from ..handlers import Handlers
 from ..inbox import CLAIM_SIZE, Claim, Event, Group, Inbox
 from ..queue import Bell
 from .failures import backoff, is_the_events_own, may_repeat, report, summary
-from .fetching import CONCURRENCY, Fetched, fetch, fetch_all
+from .fetching import FAR, Fetched, Windows, fetch, fetch_all
 from .fresh import Copy, ensure_fresh
 from .mirroring import BATCH as MIRROR_BATCH
 from .mirroring import Mirrored, is_plain, mirror
@@ -85,6 +85,7 @@ class Applier:
 
     def __post_init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
+        self._windows = Windows()
         self._made: Statements | None = None
 
     # -- the loops
@@ -149,14 +150,14 @@ class Applier:
         ask = self._asking(deadline)
         if len(groups) == 1 or deadline is not None:
             return ((group, _attempt(ask, group)) for group in groups)
-        return fetch_all(groups, ask, self._threads())
+        return fetch_all(groups, ask, self._threads(), self._windows)
 
     def _asking(self, deadline: float | None) -> Callable[[Group], Fetched]:
         return lambda group: fetch(self.apis, self.endpoints[group.endpoint], group, deadline=deadline)
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="webhooks-fetch")
+            self._pool = ThreadPoolExecutor(FAR, thread_name_prefix="webhooks-fetch")
         return self._pool
 
     def _sorted_out(self, claim: Claim, done: Applied) -> list[Group]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -15,8 +16,9 @@ from ..inbox import Event, Group, read_version, write_version
 from ..jsontext import Json
 
 __all__ = [
-    "CONCURRENCY",
+    "FAR",
     "Fetched",
+    "Windows",
     "fetch",
     "fetch_all",
     "is_behind",
@@ -26,7 +28,13 @@ __all__ = [
 ]
 
 CONCURRENCY = 16
-"""Requests in flight per worker process."""
+"""Requests in flight per worker process and endpoint."""
+
+FAR_FROM = 0.03
+"""Seconds. An API that takes longer is waited for, not computed with."""
+
+FAR = 64
+"""Requests in flight to such an API."""
 
 VISIBLE_AFTER = timedelta(seconds=30)
 """A 404 for an object that we never saw is taken for a lagging replica for so long after its event, then for an answer."""
@@ -63,32 +71,68 @@ def fetch(apis: Apis, endpoint: Endpoint, group: Group, *, deadline: float | Non
     return Fetched(asked=True, data=found)
 
 
-def fetch_all(
-    groups: Iterable[Group], ask: Callable[[Group], Fetched], pool: ThreadPoolExecutor
-) -> Iterator[tuple[Group, Fetched | Exception]]:
-    """Each group with what came back, as it comes back.
+class Windows:
+    """How many requests each endpoint's API is sent at once; what is learned holds from claim to claim.
 
-    Slow start: one request first, then one more in flight for every answer. A provider that has had enough is not
-    asked a dozen times at the same moment, and costs the others of a claim nothing.
+    Slow start: one request first, then one more in flight for every answer, half as many after every failure. A provider
+    that has had enough is not asked a dozen times at the same moment, and costs the others of a claim nothing. An API
+    that answers at once gains nothing from more than `CONCURRENCY` of them, one that takes its time gets `FAR`.
     """
-    waiting = deque(groups)
-    flying: dict[Future[Fetched], Group] = {}
-    window = 1
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+
+    def size(self, endpoint: str) -> int:
+        """How many may be in flight."""
+        return self._sizes.get(endpoint, 1)
+
+    def answered(self, endpoint: str, seconds: float) -> None:
+        usual = self._seconds.get(endpoint, seconds)
+        self._seconds[endpoint] = usual = usual + (seconds - usual) / 8
+        most = FAR if usual > FAR_FROM else CONCURRENCY
+        self._sizes[endpoint] = min(self.size(endpoint) + 1, most)
+
+    def failed(self, endpoint: str) -> None:
+        self._sizes[endpoint] = max(self.size(endpoint) // 2, 1)
+
+
+def fetch_all(
+    groups: Iterable[Group], ask: Callable[[Group], Fetched], pool: ThreadPoolExecutor, windows: Windows
+) -> Iterator[tuple[Group, Fetched | Exception]]:
+    """Each group with what came back, as it comes back."""
+    waiting: dict[str, deque[Group]] = {}
+    for group in groups:
+        waiting.setdefault(group.endpoint, deque()).append(group)
+    flying: dict[Future[tuple[Fetched, float]], Group] = {}
+    in_flight = dict.fromkeys(waiting, 0)
     while waiting or flying:
-        while waiting and len(flying) < window:
-            group = waiting.popleft()
-            flying[pool.submit(ask, group)] = group
+        for endpoint, queue in list(waiting.items()):
+            while queue and in_flight[endpoint] < windows.size(endpoint):
+                group = queue.popleft()
+                flying[pool.submit(_timed, ask, group)] = group
+                in_flight[endpoint] += 1
+            if not queue:
+                del waiting[endpoint]
         done, _ = wait(flying, return_when=FIRST_COMPLETED)
         for future in done:
             group = flying.pop(future)
+            in_flight[group.endpoint] -= 1
             error = future.exception()
-            window = min(window + 1, CONCURRENCY) if error is None else max(window // 2, 1)
-            if isinstance(error, Exception):
+            if error is None:
+                fetched, seconds = future.result()
+                windows.answered(group.endpoint, seconds)
+                yield group, fetched
+            elif isinstance(error, Exception):
+                windows.failed(group.endpoint)
                 yield group, error
-            elif error is not None:
-                raise error
             else:
-                yield group, future.result()
+                raise error
+
+
+def _timed(ask: Callable[[Group], Fetched], group: Group) -> tuple[Fetched, float]:
+    started = time.perf_counter()
+    return ask(group), time.perf_counter() - started
 
 
 def require_visible(group: Group, fetched: Fetched, now: datetime, *, known: bool) -> None:

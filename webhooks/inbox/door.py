@@ -1,7 +1,8 @@
 """Group commit: requests that arrive together are recorded by one statement and one commit.
 
-Whoever comes first writes for all who wait; a lone request waits for nobody. There is no writer thread, so none can
-die, none is lost in a fork, and at shutdown every request has either its answer or its error.
+Whoever comes first writes; who comes meanwhile waits, and one of them then writes for all who wait. A lone request waits
+for nobody. There is no writer thread, so none can die, none is lost in a fork, and at shutdown every request has either
+its answer or its error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,12 +29,24 @@ BATCH = 64
 """Arrivals per statement; more would make the first one in it wait longer than a commit takes."""
 
 
-@dataclass
 class _Ticket:
-    arrivals: Sequence[Arrival]
-    done: threading.Event = field(default_factory=threading.Event)
-    recorded: list[Recorded] | None = None
-    error: Exception | None = None
+    """Somebody who waits. A lock is cheaper than an Event, and whoever is called wakes alone, not all one by one."""
+
+    __slots__ = ("arrivals", "called", "error", "leads", "recorded")
+
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        self.arrivals = arrivals
+        self.recorded: list[Recorded] | None = None
+        self.error: Exception | None = None
+        self.leads = False
+        """Whether it is this one's turn to write; changes under the door's `_queue`."""
+        self.called = threading.Lock()
+        """Held until there is a result, or it is this one's turn."""
+        self.called.acquire()
+
+    @property
+    def done(self) -> bool:
+        return self.recorded is not None or self.error is not None
 
 
 class Door:
@@ -49,6 +61,7 @@ class Door:
         # A child must not use its parent's connection, nor wait for a lock that a thread of the parent held.
         self._writing = threading.Lock()
         self._queue = threading.Lock()
+        self._led = False
         self._waiting: list[_Ticket] = []
         self._connection: PoolProxiedConnection | None = None
 
@@ -59,10 +72,16 @@ class Door:
         ticket = _Ticket(arrivals)
         with self._queue:
             self._waiting.append(ticket)
-        while not ticket.done.is_set():
-            with self._writing:
-                if not ticket.done.is_set():
-                    self._write_waiting()
+            if not self._led:
+                ticket.leads = self._led = True
+        try:
+            if not ticket.leads:
+                ticket.called.acquire()
+            if ticket.leads:
+                self._write_waiting(ticket)
+        finally:
+            if ticket.leads or not ticket.done:  # torn away by a signal: nobody must wait for one who is gone
+                self._leave(ticket)
         if ticket.error is not None:
             raise InboxUnavailable(type(ticket.error).__name__) from ticket.error
         assert ticket.recorded is not None
@@ -73,22 +92,39 @@ class Door:
         with self._writing:
             self._disconnect()
 
-    def _write_waiting(self) -> None:
-        with self._queue:
-            batch: list[_Ticket] = []
-            size = 0
-            while self._waiting and (not batch or size + len(self._waiting[0].arrivals) <= BATCH):
-                batch.append(self._waiting.pop(0))
-                size += len(batch[-1].arrivals)
+    def _write_waiting(self, leader: _Ticket) -> None:
+        batch: list[_Ticket] = []
         try:
-            self._write(batch)
-        except Exception as error:  # noqa: BLE001 - every waiter must get an answer, whatever broke
-            self._write_each(batch, error)
+            with self._queue:
+                size = 0
+                while self._waiting and (not batch or size + len(self._waiting[0].arrivals) <= BATCH):
+                    batch.append(self._waiting.pop(0))
+                    size += len(batch[-1].arrivals)
+            with self._writing:
+                try:
+                    self._write(batch)
+                except Exception as error:  # noqa: BLE001 - every waiter must get an answer, whatever broke
+                    self._write_each(batch, error)
         finally:
+            self._leave(leader)  # first, so that the database has to do while these go their way
             for ticket in batch:
-                if ticket.recorded is None and ticket.error is None:
+                if not ticket.done:
                     ticket.error = InboxUnavailable("the write was interrupted")
-                ticket.done.set()
+                if ticket is not leader:
+                    ticket.called.release()
+
+    def _leave(self, ticket: _Ticket) -> None:
+        """No longer wait, nor lead: the next one's turn comes."""
+        with self._queue:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+            if not ticket.leads:
+                return
+            ticket.leads = False
+            self._led = bool(self._waiting)
+            if self._led:
+                self._waiting[0].leads = True
+                self._waiting[0].called.release()
 
     def _write_each(self, batch: Iterable[_Ticket], error: Exception) -> None:
         """One bad row must not fail its neighbours; but where the database is away, one try is enough for all."""
@@ -131,7 +167,7 @@ class Door:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.invalidate()
+            connection.invalidate()  # never back into the pool: it commits by itself
 
 
 class _Connection:
@@ -147,6 +183,10 @@ class _Connection:
             connection = self._engine.raw_connection()
             if not self._shared:
                 self._door._connection = connection
+                if self._engine.dialect.name != "sqlite":
+                    # One statement is a transaction of its own: one round trip instead of three.
+                    psycopg: Any = connection.driver_connection
+                    psycopg.autocommit = True
         self._raw = connection
         cursor = connection.cursor()
         if self._engine.dialect.name == "sqlite" and not self._in_transaction():
