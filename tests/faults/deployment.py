@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -205,10 +205,12 @@ class Deployment:
         if dice < 0.4 or not alive:
             kind = self.chance.choice(["customer", "product"])
             self._keys = [*self._keys[-200:], self.stripe.create(kind, title="new")]
-        elif dice < 0.9:
-            self.stripe.update(self.chance.choice(alive), title=f"changed {self.chance.random()}")
-        else:
-            self.stripe.delete(self.chance.choice(alive))
+            return
+        with suppress(LookupError):  # another thread has deleted it meanwhile
+            if dice < 0.9:
+                self.stripe.update(self.chance.choice(alive), title=f"changed {self.chance.random()}")
+            else:
+                self.stripe.delete(self.chance.choice(alive))
 
     def deliver(self, *, threads: int = 8) -> None:
         """The provider sends what waits, each once, at the same time."""
@@ -373,6 +375,14 @@ class Deployment:
     def unknown(self) -> int:
         return self._count("webhook_effects", "state = 'unknown'")
 
+    def settle_unknown(self) -> None:
+        """What a person does with them: look whether it happened, and say so."""
+        query = "SELECT idempotency_key AS key, name, arguments ->> 'event' AS event FROM webhook_effects WHERE state = 'unknown'"
+        for row in self.ask(query):
+            assert self.shop.state.outbox.settle(
+                row.key, done=bool(self.callee.happened[row.name, row.event])
+            )
+
     def assert_whole(self, *issues: str) -> None:
         """Every signed and acknowledged event was applied exactly once, the database is the provider's, nothing was done twice,
         and these issues are open and no others. An effect of which nobody can know is told of, and settled as people do it."""
@@ -384,11 +394,7 @@ class Deployment:
         found = self.check()
         assert set(found) == expected, f"{found}"
         if unknown:
-            for row in self.ask(
-                "SELECT idempotency_key, name, arguments ->> 'event' AS event FROM webhook_effects WHERE state = 'unknown'"
-            ):
-                happened = bool(self.callee.happened[row.name, row.event])
-                assert self.shop.state.outbox.settle(row.idempotency_key, done=happened)
+            self.settle_unknown()
             self.settle()
             assert set(self.check()) == set(issues)
             assert not self.wrongs()
