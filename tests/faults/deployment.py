@@ -107,6 +107,8 @@ class _Processes(Processes):
         command = [*super()._command(kind)]
         if kind == "worker":
             command += ["--hostname", f"{name}@%h"]
+        level = self.environment.get("LOG_LEVEL", "WARNING")
+        command = [level if word == "WARNING" else word for word in command]
         if kind == "beat":
             command[-1] = str(self.folder / f"{name}-schedule")
         return command
@@ -132,6 +134,8 @@ class Deployment:
         self.callee = Callee()
         self._environment = environment
         self._keys: list[Any] = []
+        self.afterwards: list[Callable[[Deployment], None]] = []
+        """What must still be done, once all has settled, to mend what a fault has left."""
         self.whole = False
         """Whether it was found whole last time."""
 
@@ -295,9 +299,11 @@ class Deployment:
             except DBAPIError as error:
                 left = {"database": type(error.orig).__name__}
             if not any(left.values()):
-                return
+                break
             assert time.monotonic() < ends, f"never settled: {left}\n{self.said()}"
             time.sleep(0.25)
+        while self.afterwards:
+            self.afterwards.pop()(self)
 
     def said(self) -> str:
         """The ends of the logs."""
