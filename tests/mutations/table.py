@@ -172,21 +172,23 @@ MUTATIONS = (
         "webhooks/apply/mirroring.py",
         " WHERE o.{{guard}} <= excluded.{{guard}}",
         "",
-        ("tests/test_mirroring.py",),
+        ("tests/test_older_states.py",),
     ),
     Mutation(
         "an equal time counts as older",
         "webhooks/apply/writing.py",
         "else as_of < _aware(stored.as_of)",
         "else as_of <= _aware(stored.as_of)",
-        (f"{SPINE}::test_a48_of_two_events_in_one_second_the_state_of_the_provider_is_stored",),
+        (
+            "tests/test_older_states.py::test_where_nothing_is_fetched_the_later_of_two_events_of_one_second_stays",
+        ),
     ),
     Mutation(
         "a replica that lags is believed",
         "webhooks/apply/fetching.py",
         "return older(shown, read_version(event.version)) and now - event.received_at < LAG_LIMIT",
         "return False",
-        (f"{SPINE}::test_a47_an_old_event_rewinds_nothing_and_an_older_snapshot_is_not_written",),
+        ("tests/test_older_states.py::test_an_api_that_shows_less_than_the_event_says_is_asked_again",),
     ),
     Mutation(
         "another object is taken for the one that was asked for",
@@ -229,14 +231,14 @@ MUTATIONS = (
         "webhooks/apply/writing.py",
         "if done.rowcount != len(ids):",
         "if False:",
-        (f"{SPINE}::test_a64_a_task_that_is_given_out_twice_is_done_once_also_where_its_lease_is_too_short",),
+        (f"{RACES}::test_a_worker_that_slept_past_its_lease_writes_nothing",),
     ),
     Mutation(
         "whoever comes late may close what another one holds",
         "webhooks/apply/statements.py",
         " WHERE id IN :ids AND claim_no = :claim_no AND state = 'applying'",
         " WHERE id IN :ids AND :claim_no > 0",
-        (f"{SPINE}::test_a64_a_task_that_is_given_out_twice_is_done_once_also_where_its_lease_is_too_short",),
+        (f"{RACES}::test_a_worker_that_slept_past_its_lease_writes_nothing",),
     ),
     Mutation(
         "a claim is not marked",
@@ -272,7 +274,7 @@ MUTATIONS = (
         "webhooks/apply/__init__.py",
         "if len(group.events) > 1 and is_the_events_own(error):",
         "if False:",
-        (f"{SPINE}::test_a68_an_event_whose_handler_always_fails_ends_as_a_dead_letter_and_holds_nobody",),
+        (f"{SPINE}::test_an_event_that_fails_does_not_hold_the_others_of_its_object",),
     ),
     Mutation(
         "what always fails is tried for ever",
