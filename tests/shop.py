@@ -23,7 +23,17 @@ from webhooks.testing import Simulator
 class Shop:
     """An app that copies customers and issues, and notes each occasion once."""
 
-    def __init__(self, url: str, endpoints: dict[str, Any], folder: Path, **config: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        endpoints: dict[str, Any],
+        folder: Path,
+        *,
+        build: Callable[[Shop], None] = lambda _shop: None,
+        create: bool = True,
+        **config: Any,
+    ) -> None:
+        """`build` registers more than copies and notes; `create=False` where another process has made the tables."""
         self.db = db = SQLAlchemy(model_class=type("Base", (DeclarativeBase,), {}))
         self.webhooks = webhooks = Webhooks()
 
@@ -60,6 +70,7 @@ class Shop:
         def note(event: Any, _thing: Any) -> None:
             db.session.add(Noted(event=event.dedup_key, type=event.type))
 
+        build(self)
         webhooks.sync("stripe", "customer", "product", "subscription", "checkout.session", name="copy")(copy)
         webhooks.sync("github", "issue", "pull_request", name="copy_github")(copy)
         webhooks.on("stripe", "customer.*", "product.*", "checkout.*", name="note")(note)
@@ -69,13 +80,16 @@ class Shop:
 
         self.app = app = Flask("shop", instance_path=str(folder))
         app.config.update(
-            SQLALCHEMY_DATABASE_URI=url, WEBHOOKS=endpoints, CELERY={"broker_url": "memory://"}, **config
+            SQLALCHEMY_DATABASE_URI=url,
+            WEBHOOKS=endpoints,
+            **{"CELERY": {"broker_url": "memory://"}, **config},
         )
         db.init_app(app)
         webhooks.init_app(app)
         app.register_blueprint(webhooks.blueprint, url_prefix="/webhooks")
-        with app.app_context():
-            db.create_all()
+        if create:
+            with app.app_context():
+                db.create_all()
 
     @property
     def state(self) -> State:

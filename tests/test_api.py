@@ -160,7 +160,20 @@ def test_an_answer_that_tells_nothing_is_asked_for_again_and_never_taken_for_gon
             assert "ghp_" not in str(caught.value)
 
 
-@pytest.mark.parametrize("json_", [[], [{"id": 1}], "gone", 5, True])
+@pytest.mark.parametrize(
+    "json_",
+    [
+        [],
+        [{"id": 1}],
+        "gone",
+        5,
+        True,
+        {},
+        {"object": "list"},
+        {"error": "down"},
+        {"id": "cus_2", "deleted": True},
+    ],
+)
 def test_an_answer_that_is_no_object_never_replaces_a_copy(database_url: str, json_: Any) -> None:
     with Simulator("stripe") as simulator, build(database_url, {"stripe": simulator.config}) as app:
         key = simulator.create("customer", email="ada@example.test")
@@ -623,9 +636,10 @@ def fetch(wire: Wire, name: str, ref: ObjectRef) -> Any:
 )
 def test_an_id_is_one_segment_of_the_path_whatever_it_is(id_: str) -> None:
     """A86"""
-    with Wire(answer(json_={"id": "x", "object": "customer"})) as wire:
+    with Wire(answer(json_={"id": "cus another", "object": "customer"})) as wire:
         try:
-            fetch(wire, "stripe", ObjectRef("customer", id_))
+            with pytest.raises(RetryLater):  # it is another customer
+                fetch(wire, "stripe", ObjectRef("customer", id_))
         except (NotFetchable, GiveUp):
             assert wire.asked == []
         else:

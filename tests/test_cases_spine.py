@@ -17,6 +17,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from tests.apps import STRIPE, apply, build, deliver, rows
 from tests.shop import Shop, truth
 from tests.test_processes import deployed, wait_until
 from webhooks import Webhooks
@@ -329,3 +330,29 @@ def test_a68_an_event_whose_handler_always_fails_ends_as_a_dead_letter_and_holds
         assert "it is bad" in bad.error
         assert {event.state for event in [*events[:20], *events[21:]]} == {"applied"}
         assert len(shop.noted()) == 40
+
+
+def test_an_event_that_fails_does_not_hold_the_others_of_its_object(sqlite_url: str) -> None:
+    webhooks, seen = Webhooks(), []
+
+    @webhooks.on("stripe", "customer.updated", name="fail")
+    def fail(_event: Any, _customer: Any) -> None:
+        raise ZeroDivisionError
+
+    webhooks.on("stripe", "customer.created", name="see")(
+        lambda event, _customer: seen.append(event.dedup_key)
+    )
+    with build(sqlite_url, {"stripe": {**STRIPE, "fetch": False}}, webhooks=webhooks) as app:
+        for number, type_ in enumerate(["created", "updated", "created"]):
+            thing = {"id": "cus_1", "object": "customer"}
+            assert (
+                deliver(app, "stripe", f"customer.{type_}", id=f"evt_{number}", object=thing).status_code
+                == 200
+            )
+        apply(app)
+        assert [(row.state, row.outcome) for row in rows(app, "events")] == [
+            ("applied", "applied"),
+            ("pending", "handler_failed"),
+            ("applied", "applied"),
+        ]
+    assert set(seen) == {"evt_0", "evt_2"}

@@ -412,6 +412,9 @@ def test_a_processed_row_is_written_with_the_work_or_not_at_all(build: Build) ->
     assert till.credits() == 0
     till.apply()
     assert till.credits() == 10
+    with till.state.inbox.engine.connect() as connection:
+        (entered,) = connection.execute(select(ledger)).all()
+    assert entered.event_id == till.events()[0].id
 
 
 def test_an_increment_happens_once_whatever_is_delivered_and_whoever_crashes(build: Build) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.shop import Shop, truth
+from tests.shop import NO_LEASE, Shop, truth
 from webhooks.apply import Applied
 from webhooks.apply.fetching import Fetched
 from webhooks.testing import Simulator
@@ -176,6 +176,26 @@ def test_a_worker_killed_at_any_step_loses_nothing_and_doubles_nothing(
         assert shop.copies() == truth(stripe)
         assert shop.noted() == sorted(h.id for h in stripe.world.log)
         assert {event.state for event in shop.events()} == {"applied"}
+
+
+def test_a_worker_that_slept_past_its_lease_writes_nothing(
+    database_url: str, stripe: Simulator, tmp_path: Path
+) -> None:
+    with opened(database_url, stripe, tmp_path, **NO_LEASE) as shop:
+        customer = stripe.create("customer", title="v1")
+        stripe.deliver()
+        claims = [shop.state.inbox.claim(shop.state.endpoints) for _ in range(2)]
+        for claim in claims:
+            assert claim is not None
+            fetched = Fetched(asked=True, data=stripe.world.get(customer))
+            shop.state.applier._write(claim, claim.groups[0], fetched, Applied())
+            (event,) = shop.events()
+            assert event.claim_no == claims[1].no  # type: ignore[union-attr]
+            if claim is claims[0]:
+                assert (event.state, shop.noted(), shop.copies(), shop.objects()) == ("applying", [], {}, [])
+        assert (event.state, event.outcome) == ("applied", "applied")
+        assert shop.noted() == [stripe.world.log[0].id]
+        assert shop.copies() == truth(stripe)
 
 
 # -- every schedule

@@ -45,6 +45,7 @@ __all__ = [
     "parts",
     "path_segment",
     "reply_ok",
+    "served",
     "turn",
 ]
 
@@ -559,6 +560,20 @@ def turn(api: Api, items: Sequence[T], part: str, cursor: Json) -> Iterator[T]:
     yield from items[:-1]
     api.place = {"part": part, "cursor": cursor}
     yield from items[-1:]
+
+
+def served(answer: Json, id_: str, *path: str, name: str = "id") -> Json | None:
+    """The object that was asked for by its id, which stands under these keys of the answer; None: there is no such object.
+
+    Raises RetryLater for an answer that is another object or none: something between us and the API has answered, and it
+    must neither replace a good copy nor be taken for the object's end.
+    """
+    if answer is None:
+        return None
+    found = dig(answer, *path)
+    if as_text(dig(found, name)) != id_:
+        raise RetryLater("the API answered with something that is no object, or another than was asked for")
+    return found
 
 
 def dig(data: Json, *path: str) -> Any:

@@ -121,11 +121,12 @@ def test_the_key_tells_the_mode() -> None:
 
 def test_each_kind_is_fetched_where_the_api_serves_it() -> None:
     assert provider.fetch is not None
-    api = Scripted(lambda path, params: {"id": path})
-    for kind in ("user", "organization", "session", "role", "permission"):
-        assert provider.fetch(api, ObjectRef(kind, "a/b"))
     [envelope] = provider.parse(sampled(provider, "organizationInvitation.accepted"))
     assert envelope.object is not None
+    invitation = envelope.object.id
+    api = Scripted(lambda path, params: {"id": invitation if "invitations" in path else "a/b"})
+    for kind in ("user", "organization", "session", "role", "permission"):
+        assert provider.fetch(api, ObjectRef(kind, "a/b"))
     assert provider.fetch(api, envelope.object)
     assert [path for _, path, _ in api.asked] == [
         "/users/a%2Fb",

@@ -15,7 +15,7 @@ from tests.providers.recorded import (
     vectors,
     verdict,
 )
-from webhooks.errors import ApiRefused, NotFetchable
+from webhooks.errors import ApiRefused, NotFetchable, RetryLater
 from webhooks.provider import Health, ObjectRef, Request
 from webhooks.providers.shopify import provider
 from webhooks.testing.contract import Call, FakeApi
@@ -95,7 +95,10 @@ def test_an_order_is_fetched_by_its_global_id_from_its_own_shop() -> None:
 
 
 def test_what_is_asked_for_can_be_said_per_kind() -> None:
-    api = FakeApi(lambda _: {"order": {}}, SHOP | {"order_fields": "updatedAt tags"})
+    api = FakeApi(
+        lambda _: {"order": {"id": "gid://shopify/Order/" + ORDER.id}},
+        SHOP | {"order_fields": "updatedAt tags"},
+    )
     assert provider.fetch is not None
     provider.fetch(api, ORDER)
     assert "{ id updatedAt tags }" in api.calls[0].json
@@ -104,13 +107,15 @@ def test_what_is_asked_for_can_be_said_per_kind() -> None:
 def test_an_order_that_is_not_shown_is_not_taken_for_deleted() -> None:
     # Without read_all_orders whatever is older than 60 days is null, too.
     assert provider.fetch is not None
+    nothing = {"order": None, "refund": None, "fulfillmentOrder": None}
     for kind in ("order", "refund", "fulfillment_order"):
         with pytest.raises(NotFetchable, match="60 days"):
-            provider.fetch(FakeApi(lambda _: {}, SHOP), ObjectRef(kind, "1"))
-        assert (
-            provider.fetch(FakeApi(lambda _: {}, SHOP | {"read_all_orders": "yes"}), ObjectRef(kind, "1"))
-            is None
-        )
+            provider.fetch(FakeApi(lambda _: nothing, SHOP), ObjectRef(kind, "1"))
+        sees_all = FakeApi(lambda _: nothing, SHOP | {"read_all_orders": "yes"})
+        assert provider.fetch(sees_all, ObjectRef(kind, "1")) is None
+        for other in ({}, {"maintenance": True}, {name: {"id": "gid://shopify/Order/2"} for name in nothing}):
+            with pytest.raises(RetryLater):
+                provider.fetch(FakeApi(lambda _, said=other: said, SHOP), ObjectRef(kind, "1"))
     assert provider.fetch(FakeApi(lambda _: {"product": None}, SHOP), ObjectRef("product", "1")) is None
 
 

@@ -143,7 +143,9 @@ def test_a_user_is_fetched_and_a_softly_deleted_one_is_gone() -> None:
     assert provider.fetch(api, ref) == {"id": "u/1", "deleted_at": None}
     assert api.asked == [("GET", "/admin/users/u%2F1", {})]
     assert (
-        provider.fetch(Scripted(lambda path, params: {"id": "u", "deleted_at": "2026-01-01T00:00:00Z"}), ref)
+        provider.fetch(
+            Scripted(lambda path, params: {"id": "u/1", "deleted_at": "2026-01-01T00:00:00Z"}), ref
+        )
         is None
     )
     assert provider.fetch(Scripted(gone), ref) is None

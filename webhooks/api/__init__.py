@@ -188,7 +188,10 @@ class HttpApi:
             if "THROTTLED" in codes:
                 raise self._slowed(RateLimited("the API throttles us", timedelta(seconds=2)))
             raise ApiRefused(f"the API refused the query ({', '.join(sorted(codes))})", 200)
-        return answer.get("data") if isinstance(answer, dict) else None
+        data = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(data, dict):
+            raise RetryLater("the API answered with something that is no answer to a query")
+        return data
 
     def _page(self, path: str, params: Mapping[str, Any]) -> tuple[Json, str | None]:
         answer, following = self._ask("GET", path, params)

@@ -28,7 +28,9 @@ from ..provider import (
     body_key,
     dig,
     instant,
+    listed,
     path_segment,
+    served,
 )
 from ..signatures import StandardWebhooks, whsec_problem
 
@@ -104,14 +106,15 @@ def _is_id(value: Any) -> bool:
 
 def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind in PATHS:
-        return api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}")
+        return served(api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}"), ref.id)
     if ref.kind == "organization_membership" and ref.path:
         # There is no GET by a membership's id. Who leaves and comes back has another one: this one is gone.
         path, _, query = ref.path.partition("?")
-        members = dig(api.find(path, limit=PAGE, **dict(parse_qsl(query))), "data") or []
+        said = api.find(path, limit=PAGE, **dict(parse_qsl(query)))
+        members = [] if said is None else listed(said, "data")
         return next((member for member in members if dig(member, "id") == ref.id), None)
     if ref.kind == "organization_invitation" and ref.path:
-        return api.find(ref.path)
+        return served(api.find(ref.path), ref.id)
     raise NotFetchable(f"Clerk: no path is known for {ref.kind} {ref.id}")
 
 

@@ -37,6 +37,7 @@ from ..provider import (
     listed,
     parts,
     path_segment,
+    served,
     turn,
 )
 from ..signatures import HmacBody
@@ -146,7 +147,10 @@ def fetch(api: Api, ref: ObjectRef) -> Json | None:
     # Also answers for a renamed repository or a transferred issue: the API redirects, and we follow within its host.
     found = api.find(ref.path)
     # A transferred issue goes on under another id, and a name that was given up may be another repository's by now.
-    other = _is_number(ref.id) and as_text(dig(found, "id")) not in {ref.id, ""}
+    id_ = as_text(dig(found, "id"))
+    other = _is_number(ref.id) and id_ not in {ref.id, ""}
+    if _is_number(ref.id) and not id_:
+        served(found, ref.id)
     return None if other else found
 
 

@@ -31,7 +31,9 @@ from ..provider import (
     body_key,
     dig,
     instant,
+    listed,
     path_segment,
+    served,
     turn,
 )
 from ..signatures import TimestampedHeader
@@ -100,12 +102,12 @@ def _path(kind: str, id_: str, customer: str) -> str:
 def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind == "adjustment":
         # There is no request for a single one.
-        found = dig(api.get("/adjustments", id=ref.id), "data") or []
+        found = listed(api.get("/adjustments", id=ref.id), "data")
         return next((item for item in found if dig(item, "id") == ref.id), None)
     if ref.kind in PATHS:
-        return dig(api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}"), "data")
+        return served(api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}"), ref.id, "data")
     if ref.kind in OF_A_CUSTOMER and ref.path:
-        return dig(api.find(ref.path), "data")
+        return served(api.find(ref.path), ref.id, "data")
     raise NotFetchable(f"Paddle: no path is known for {ref.kind}")
 
 

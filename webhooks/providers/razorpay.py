@@ -36,6 +36,7 @@ from ..provider import (
     listed,
     parts,
     path_segment,
+    served,
     turn,
 )
 from ..signatures import HmacBody
@@ -137,7 +138,7 @@ def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind not in PATHS:
         raise NotFetchable(f"Razorpay: no path is known for {ref.kind}")
     try:
-        return api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}")
+        return served(api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}"), ref.id)
     except ApiRefused as refusal:
         # An unknown id is answered with 400 and not with 404; so is every id under a key of the other mode.
         text = as_text(dig(refusal.answer, "error", "description")) or refusal.reason

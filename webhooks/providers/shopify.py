@@ -36,6 +36,7 @@ from ..provider import (
     instant,
     parts,
     path_segment,
+    served,
     turn,
 )
 from ..signatures import HmacBody
@@ -212,7 +213,10 @@ def fetch(api: Api, ref: ObjectRef) -> Json | None:
         raise NotFetchable(f"Shopify: no query is known for {ref.kind}")
     root, type_, _ = OBJECTS[ref.kind]
     query = f"query($id: ID!) {{ {root}(id: $id) {{ {_fields(api, ref.kind)} }} }}"
-    found = dig(api.graphql(_path(api), query, id=f"gid://shopify/{type_}/{ref.id}"), root)
+    gid = f"gid://shopify/{type_}/{ref.id}"
+    said = api.graphql(_path(api), query, id=gid)
+    is_none = isinstance(said, dict) and root in said and said[root] is None
+    found = None if is_none else served(said, gid, root)
     if found is None and ref.kind in HIDDEN_AFTER_60_DAYS and api.settings.get("read_all_orders") != "yes":
         raise NotFetchable(f"Shopify shows no such {ref.kind}: deleted, or of an order older than 60 days")
     return found

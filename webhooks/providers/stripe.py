@@ -32,6 +32,7 @@ from ..provider import (
     listed,
     parts,
     path_segment,
+    served,
     turn,
 )
 from ..signatures import TimestampedHeader
@@ -146,11 +147,12 @@ def _related(event: Mapping[str, Any]) -> ObjectRef | None:
 
 def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind in PATHS:
-        found = api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}", **{"expand[]": EXPAND.get(ref.kind)})
+        said = api.find(f"{PATHS[ref.kind]}/{path_segment(ref.id)}", **{"expand[]": EXPAND.get(ref.kind)})
     elif ref.path:
-        found = api.find(ref.path)
+        said = api.find(ref.path)
     else:
         raise NotFetchable(f"Stripe: no path is known for {ref.kind}")
+    found = served(said, ref.id)
     # Deleted customers, products and the like are still served, as a stub.
     return None if isinstance(found, dict) and found.get("deleted") is True else found
 

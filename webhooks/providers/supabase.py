@@ -29,6 +29,7 @@ from ..provider import (
     dig,
     instant,
     path_segment,
+    served,
 )
 from ..signatures import StandardWebhooks, whsec_problem
 
@@ -166,7 +167,7 @@ def refuse(envelope: Envelope, message: str, http_status: int) -> Reply:
 def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind != "user":
         raise NotFetchable(f"Supabase Auth serves users, not {ref.kind}")
-    found = api.find(f"/admin/users/{path_segment(ref.id)}")
+    found = served(api.find(f"/admin/users/{path_segment(ref.id)}"), ref.id)
     # Softly deleted users are still served.
     return None if dig(found, "deleted_at") else found
 

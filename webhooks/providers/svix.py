@@ -32,6 +32,7 @@ from ..provider import (
     dig,
     instant,
     path_segment,
+    served,
     turn,
 )
 from ..signatures import StandardWebhooks, whsec_problem
@@ -99,7 +100,7 @@ def _app(app: str) -> str:
 def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind not in {"endpoint", "message"} or not ref.path:
         raise NotFetchable(f"Svix delivers for others; what a {ref.kind} is, only they can tell")
-    return api.find(ref.path)
+    return served(api.find(ref.path), ref.id)
 
 
 def version(ref: ObjectRef, data: Json) -> Version | None:

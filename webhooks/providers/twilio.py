@@ -40,6 +40,7 @@ from ..provider import (
     body_key,
     dig,
     instant,
+    served,
 )
 from ..signatures import header_bytes, hmac, require_match, usable
 
@@ -351,7 +352,7 @@ def _twiml(content: str) -> Reply:
 def fetch(api: Api, ref: ObjectRef) -> Json | None:
     if ref.kind not in PATHS or not _SIDS[f"{ref.kind.capitalize()}Sid"].fullmatch(ref.id):
         raise NotFetchable(f"Twilio: no path is known for {ref.kind}")
-    return api.find(f"{_account_path(api)}/{PATHS[ref.kind]}/{ref.id}.json")
+    return served(api.find(f"{_account_path(api)}/{PATHS[ref.kind]}/{ref.id}.json"), ref.id, name="sid")
 
 
 def _account_path(api: Api) -> str:

@@ -1,0 +1,1 @@
+"""Faults planted in our own code: the suite must notice each of them."""
