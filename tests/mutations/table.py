@@ -76,8 +76,8 @@ MUTATIONS = (
     Mutation(
         "a token is good for any number of bodies",
         "webhooks/receiving.py",
-        "if envelope.nonce and not self._is_first_use(endpoint, envelope, delivery):",
-        "if False:",
+        "            self._require_first_use(held, within)\n            recorded",
+        "            recorded",
         ("tests/test_nonces.py",),
     ),
     Mutation(
@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "the bell is rung before the commit",
         "webhooks/receiving.py",
-        "        recorded = self._inbox.record(arrivals)\n        new =",
-        "        self._bell.ring()\n        recorded = self._inbox.record(arrivals)\n        new =",
+        "        recorded = self._recorded(endpoint, held)\n        new =",
+        "        self._bell.ring()\n        recorded = self._recorded(endpoint, held)\n        new =",
         (f"{DOOR}::test_the_bell_is_rung_after_the_commit_and_not_at_all_without_one",),
     ),
     Mutation(
@@ -166,6 +166,32 @@ MUTATIONS = (
         " WHERE o.claim_no <= excluded.claim_no",
         "",
         (f"{RACES}::test_the_real_statements_do_what_the_model_says_in_every_schedule_of_two_changes",),
+    ),
+    Mutation(
+        "an older copy replaces a newer one where a plain object is written at once",
+        "webhooks/apply/statements.py",
+        "WHERE o.{guard} <= excluded.{guard} RETURNING claim_no)",
+        "RETURNING claim_no)",
+        ("tests/test_plain_objects.py::test_an_older_copy_is_stale_and_its_handlers_do_not_run",),
+        on="postgres",
+    ),
+    Mutation(
+        "a plain object is written although its claim was lost",
+        "webhooks/apply/writing.py",
+        "if done.closed != len(events):",
+        "if False:",
+        ("tests/test_plain_objects.py::test_a_worker_that_slept_past_its_lease_leaves_nothing_behind",),
+        on="postgres",
+    ),
+    Mutation(
+        "a plain object is written without its ledger rows",
+        "webhooks/apply/statements.py",
+        " SELECT e.id, h.entry, :now FROM fresh, webhook_events e,",
+        " SELECT e.id, h.entry, :now FROM (SELECT FROM fresh WHERE false) f, webhook_events e,",
+        (
+            "tests/test_plain_objects.py::test_all_events_of_a_claim_get_their_outcome_and_every_handler_its_ledger_rows",
+        ),
+        on="postgres",
     ),
     Mutation(
         "many objects at once are written without the guard",
