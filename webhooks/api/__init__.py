@@ -289,7 +289,9 @@ class HttpApi:
             )
             return _Answer(response.status, response.headers, self._read(response, ends))
         except HTTPError as error:
-            raise RetryLater(f"{self._where()}: {type(error).__name__}") from None
+            # Cut off by us, or refused by the socket's own limit: which of them came first says nothing.
+            said = "Timeout" if time.monotonic() >= ends else type(error).__name__
+            raise RetryLater(f"{self._where()}: {said}") from None
 
     def _read(self, response: urllib3.BaseHTTPResponse, ends: float) -> bytes:
         """The body, as it comes: an answer that never ends takes neither all our memory nor all our time."""
