@@ -1,38 +1,40 @@
-"""How many events a worker applies per second: ours beside the usual recipe, on PostgreSQL, interleaved.
+"""How many events a worker process applies per second, and what each costs it: ours beside the usual recipe, on PostgreSQL
+and Valkey, interleaved.
 
-The recipe is what most tutorials do, without its broker, which is in its favour: one transaction of Flask-SQLAlchemy per
-event that marks the event as seen, fetches the object where it fetches, and writes it.
+The recipe (`benchmarks.recipe`) is what most tutorials do: a Celery message per event, and one transaction of
+Flask-SQLAlchemy that marks the event as seen, fetches the object where it fetches, and writes it. Where fetches take
+time, it runs on 16 threads.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import urllib3
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import JSON, String, text
+from sqlalchemy import JSON, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from tests.services import Postgres
-from webhooks import Webhooks, jsontext, providers
+from tests.services import Postgres, Valkey
+from webhooks import Webhooks, providers
 from webhooks.extension import state
 from webhooks.inbox import arrival
 from webhooks.provider import Request, Sample
 
+from . import recipe
 from .machine import Figures, figure
 
 __all__ = ["run"]
 
-ROUNDS = 3
+ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "3"))
 KEY = "sk_test_benchmark"
 
 
@@ -47,7 +49,7 @@ class Case:
 
 
 CASES = (
-    Case("no fetch, 1 event per object", 2000, 2000, None),
+    Case("no fetch, 1 event per object", 3000, 3000, None),
     Case("fetch 0 ms, 1 event per object", 600, 600, 0.0),
     Case("fetch 0 ms, 10 events per object", 1000, 100, 0.0),
     Case("fetch 100 ms, 1 event per object", 320, 320, 0.1),
@@ -56,16 +58,28 @@ CASES = (
 
 
 def run() -> Figures:
-    """Events per second of one worker process, median of rounds."""
-    samples: dict[str, list[float]] = {}
-    with Postgres() as server:
+    """Events per second of one worker process, and its CPU per event; medians of rounds."""
+    rates: dict[str, list[float]] = {}
+    costs: dict[str, list[float]] = {}
+    with Postgres(durable=True) as database, Valkey() as broker:
+        servers = Servers(database, broker)
         for case in CASES:
             with _api(case.latency) as url:
                 for _ in range(ROUNDS):
                     for variant, measure in VARIANTS.items():
-                        rate = measure(server, case, url)
-                        samples.setdefault(f"{case.name}: {variant}", []).append(rate)
-    return {name: figure(taken, "events/s") for name, taken in samples.items()}
+                        rate, cpu = measure(servers, case, url)
+                        rates.setdefault(f"{case.name}: {variant}, rate", []).append(rate)
+                        costs.setdefault(f"{case.name}: {variant}, CPU", []).append(cpu)
+    figures = {name: figure(taken, "events/s") for name, taken in rates.items()}
+    return figures | {name: figure(taken, "us per event") for name, taken in costs.items()}
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What all variants run on."""
+
+    database: Postgres
+    broker: Valkey
 
 
 def _deliveries(case: Case) -> list[tuple[str, bytes]]:
@@ -90,15 +104,17 @@ def _customer(id_: str) -> dict[str, Any]:
     }
 
 
-def _app(server: Postgres, **config: Any) -> tuple[Flask, SQLAlchemy]:
+def _app(servers: Servers, **config: Any) -> tuple[Flask, SQLAlchemy]:
     app = Flask("benchmark", instance_path=tempfile.mkdtemp())
-    app.config.update(SQLALCHEMY_DATABASE_URI=server.url(), CELERY={"broker_url": "memory://"}, **config)
+    app.config.update(
+        SQLALCHEMY_DATABASE_URI=servers.database.url(), CELERY={"broker_url": "memory://"}, **config
+    )
     return app, SQLAlchemy(model_class=type("Base", (DeclarativeBase,), {}))
 
 
-def _ours(server: Postgres, case: Case, url: str, *, handler: bool) -> float:
+def _ours(servers: Servers, case: Case, url: str, *, handler: bool) -> tuple[float, float]:
     endpoint = {"secrets": ["whsec_benchmark_secret"], "api_key": KEY, "fetch": case.latency is not None}
-    app, db = _app(server, WEBHOOKS={"stripe": {**endpoint, "api_base_url": url or "http://127.0.0.1:9"}})
+    app, db = _app(servers, WEBHOOKS={"stripe": {**endpoint, "api_base_url": url or "http://127.0.0.1:9"}})
     webhooks = Webhooks()
     copy = _copy(db)
     if handler:
@@ -119,14 +135,14 @@ def _ours(server: Postgres, case: Case, url: str, *, handler: bool) -> float:
             request = Request("POST", "", {"Content-Type": "application/json"}, body)
             batch.append(arrival("stripe", stripe, stripe.parse(request)[0], request))
         parts.inbox.record(batch)
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     done = parts.applier.drain()
-    seconds = time.perf_counter() - started
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     assert done.events == case.events
     parts.inbox.close_connections()
     with app.app_context():
         db.engine.dispose()
-    return case.events / seconds
+    return case.events / seconds, cpu / case.events * 1e6
 
 
 _made: dict[str, list[tuple[str, bytes]]] = {}
@@ -144,53 +160,15 @@ def _copy(db: SQLAlchemy) -> Any:
     return Copy
 
 
-def _recipe(server: Postgres, case: Case, url: str) -> float:
-    app, db = _app(server)
-
-    class Seen(db.Model):  # type: ignore[name-defined, misc]
-        id: Mapped[str] = mapped_column(String(64), primary_key=True)
-
-    copy = _copy(db)
-    db.init_app(app)
-    pool = urllib3.PoolManager()
-
-    def task(event_id: str, body: bytes) -> None:
-        with app.app_context():
-            if db.session.get(Seen, event_id) is not None:
-                return
-            customer = jsontext.loads(body)["data"]["object"]
-            if case.latency is not None:
-                answer = pool.request(
-                    "GET", f"{url}/v1/customers/{customer['id']}", headers={"Authorization": f"Bearer {KEY}"}
-                )
-                customer = jsontext.loads(answer.data)
-            row = db.session.get(copy, customer["id"])
-            if row is None:
-                db.session.add(copy(id=customer["id"], data=customer))
-            else:
-                row.data = customer
-            db.session.add(Seen(id=event_id))
-            db.session.commit()
-
-    with app.app_context():
-        db.drop_all()
-        db.create_all()
-    deliveries = _cached(case)
-    started = time.perf_counter()
-    with ThreadPoolExecutor(16 if case.latency else 1) as threads:  # as many as ours has requests in flight
-        list(threads.map(lambda delivery: task(*delivery), deliveries))
-    seconds = time.perf_counter() - started
-    with app.app_context():
-        db.session.execute(text("SELECT 1"))
-        db.session.remove()
-        db.engine.dispose()
-    return case.events / seconds
+def _recipe(servers: Servers, case: Case, url: str) -> tuple[float, float]:
+    threads = 16 if case.latency else 1
+    return recipe.rate(servers.database.url(), servers.broker.url(), url, KEY, _cached(case), threads=threads)
 
 
-VARIANTS: dict[str, Callable[[Postgres, Case, str], float]] = {
+VARIANTS: dict[str, Callable[[Servers, Case, str], tuple[float, float]]] = {
     "usual recipe": _recipe,
-    "ours, mirror": lambda server, case, url: _ours(server, case, url, handler=False),
-    "ours, with a handler": lambda server, case, url: _ours(server, case, url, handler=True),
+    "ours, mirror": lambda servers, case, url: _ours(servers, case, url, handler=False),
+    "ours, with a handler": lambda servers, case, url: _ours(servers, case, url, handler=True),
 }
 
 

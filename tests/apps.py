@@ -63,7 +63,8 @@ def build(
 
     `app` is a host app to add all this to; `config` are further Flask settings.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    # A thread of the app may still look into its spool there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         app = app or Flask("tests.apps", instance_path=folder)
         db, webhooks = db or SQLAlchemy(), webhooks or Webhooks()
         app.config.from_mapping(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class Beside:
     def receive(self, request: Request) -> int | None:
         # Signed by the clock that the door goes by, whatever time it is at the provider.
         scheme, secret = self.provider.provider.signature, self.provider.service.secret
+        # Some schemes sign the URL, which is where the door is.
+        request = replace(request, url=f"http://localhost/webhooks/{self.name}")
         signed = scheme.sign(request, secret, datetime.now(UTC))
         return self.shop.receiver(self.name)(signed) if self.reachable else None
 
@@ -109,6 +112,13 @@ class Beside:
                     for name in ("started_at", "finished_at", "reached", "expires_at")
                 }
                 connection.execute(runs.update().where(runs.c.id == row.id).values(**moved))
+
+    def set_back_lease(self) -> None:
+        """As if every run under way had said nothing for longer than its lease."""
+        runs = self.shop.state.tables.runs
+        with self.shop.state.inbox.transaction() as connection:
+            late = datetime.now(UTC) - timedelta(seconds=1)
+            connection.execute(runs.update().where(runs.c.finished_at.is_(None)).values(expires_at=late))
 
     def issues(self, *, open_only: bool = True) -> dict[str, Any]:
         issues = self.shop.state.tables.issues

@@ -397,6 +397,19 @@ def test_an_answer_that_only_drips_is_cut_off() -> None:
         github(wire, Apis(timeout=timedelta(seconds=0.3))).get("/repos/acme/widgets")
 
 
+def test_an_answer_whose_head_only_drips_is_cut_off() -> None:
+    """One byte now and then, each in time, and never a whole line."""
+
+    def drip(_asked: Asked) -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\nX-Slow: "
+        while True:
+            time.sleep(0.02)
+            yield b"a"
+
+    with Wire(drip) as wire, pytest.raises(RetryLater):
+        github(wire, Apis(timeout=timedelta(seconds=0.3))).get("/repos/acme/widgets")
+
+
 def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
     ended: list[bool] = []
 

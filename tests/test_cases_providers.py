@@ -193,6 +193,14 @@ def test_a18_a_clock_that_is_wrong_is_told_from_a_wrong_secret(
     with site(sqlite_url, "slack") as app:
         for _ in range(20):
             assert_refused(app, send(app, "slack", SLACK, slack(SLACK, away=7200)))
+        told: list[Any] = []
+        state(app).issues._tellers.append(told.append)
+        for _ in range(3):
+            state(app).watch.check()
+        assert {row.reason for row in rows(app, "rejections")} == {"clock"}
+        assert [(issue.endpoint, issue.kind, issue.state) for issue in told] == [
+            ("slack", "clock_skew", "open")
+        ]
     assert caplog.text.count("refused a delivery (clock)") == 20
 
 

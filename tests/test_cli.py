@@ -441,7 +441,8 @@ def test_purge_says_what_it_dropped(everywhere: Operator) -> None:
     everywhere.customer("cus_1", "evt_1")
     everywhere.run("work", "--until-empty")
     everywhere.change("evt_1", received_at=datetime.now(UTC) - timedelta(days=40))
-    nothing = dict.fromkeys(("events", "claims", "nonces", "rejections", "issues", "effects"), 0)
+    names = ("events", "claims", "listed", "nonces", "rejections", "refused_bodies", "issues", "effects")
+    nothing = dict.fromkeys(names, 0)
     assert everywhere.json("purge") == {"bodies": 1, **nothing}
     assert "0 bodies dropped" in everywhere.says("purge")
 
@@ -523,6 +524,8 @@ def test_doctor_names_the_tables_and_columns_that_are_missing(operator: Operator
     assert bad["kind"] == "tables"
     assert "webhook_events" in bad["detail"]
     assert "flask db upgrade" in bad["todo"]
+    assert "db.create_all()" in bad["todo"]
+    assert "db.create_all()" in operator.fails("events")
     assert "flask db upgrade" in operator.fails("events")
 
 
@@ -723,6 +726,32 @@ def test_explain_says_that_an_old_secret_signed_and_that_a_later_fetch_wrote(eve
     assert "number 2 of 2 in the configuration (not the current one)" in told
     assert "Our copy of the object is newer" in told
     assert everywhere.json("explain", "evt_1")["object"]["copy_is"] == "newer"
+
+
+def test_explain_says_when_its_endpoint_is_not_configured_any_more(operator: Operator) -> None:
+    operator.customer("cus_1", "evt_1")
+    del operator.state.endpoints._endpoints["stripe"]
+    del operator.state.endpoints._at["stripe"]
+    told = operator.says("explain", "evt_1")
+    assert "There is no endpoint stripe in WEBHOOKS any more: its events are kept" in told
+    assert "No handler of the app is for it" not in told
+    assert "Nothing is fetched" not in told
+    assert "not in the configuration any more" not in told
+    assert operator.json("explain", "evt_1", "--endpoint", "stripe")["endpoint_known"] is False
+    assert "there is no endpoint 'nobody'; there are hub" in operator.fails(
+        "explain", "evt_1", "--endpoint", "nobody"
+    )
+
+
+def test_work_says_what_it_waits_for(operator: Operator) -> None:
+    operator.customer("cus_1", "evt_1")
+    operator.change("evt_1", due_at=datetime.now(UTC) + timedelta(seconds=2))
+    done = operator.run("work", "--until-empty", "--json")
+    assert done.stderr.startswith("Waiting for 1 that are due within 1 min, the next in 1.")
+    assert done.stderr.count("Waiting for") == 1
+    assert json.loads(done.stdout)["events"] == 1
+    operator.change("evt_1", due_at=datetime.now(UTC))
+    assert "Waiting" not in operator.run("work", "--until-empty").output
 
 
 def test_explain_says_what_to_do_about_a_dead_event(operator: Operator) -> None:

@@ -236,21 +236,26 @@ def test_work_applies_what_comes_until_it_is_told_to_end(process: Process, numbe
 def test_tail_follows_an_event_from_pending_to_applied_and_closes_its_list(process: Process) -> None:
     process.run("send", "stripe", "customer.updated", "--id", "evt_1")
     follower = process.start("tail", "--json", "--interval", "0.05")
+    giving_up = threading.Timer(60, follower.kill)
+    giving_up.start()
     assert follower.stdout is not None
     try:
         begun = follower.stdout.readline() + follower.stdout.readline()
         process.run("work", "--until-empty")
-        ends = time.monotonic() + 30
-        while process.run("events")[0]["state"] != "applied" and time.monotonic() < ends:
-            time.sleep(0.1)
-        time.sleep(0.5)
+        while '"applied"' not in begun:  # however often it looked in between
+            line = follower.stdout.readline()
+            assert line, "it ended before it had shown the end"
+            begun += line
         follower.send_signal(signal.SIGINT)
         rest, error = follower.communicate(timeout=30)
     finally:
+        giving_up.cancel()
         follower.kill()
         follower.wait()
     assert follower.returncode == 0, error
-    assert [row["state"] for row in json.loads(begun + rest)] == ["pending", "applied"]
+    states = [row["state"] for row in json.loads(begun + rest)]
+    # Whether it looked at the moment of the claim is chance.
+    assert [state for state in states if state != "applying"] == ["pending", "applied"]
 
 
 def test_help_lists_every_command() -> None:

@@ -13,6 +13,7 @@ from click.testing import Result
 from tests.outage import Beside, beside
 from webhooks.cli import cli
 from webhooks.issues import Issue
+from webhooks.testing.simulator import Answer
 
 
 @pytest.fixture
@@ -87,11 +88,37 @@ def test_check_changes_nothing_unless_asked_and_then_catches_up_at_once(stripe: 
     assert ask(stripe, "issues") == []
 
 
+def test_check_says_what_it_could_not_ask_and_never_that_all_is_well(stripe: Beside) -> None:
+    assert "All is well" in run(stripe, "check").stdout
+    stripe.provider.api.script = [Answer(503, {})]
+    shown = run(stripe, "check", exit_code=1).stdout
+    assert "All is well" not in shown
+    assert "- stripe, no_answer: see its detail, then `flask webhooks check --endpoint stripe` again" in shown
+    stripe.provider.api.script = [Answer(503, {})]
+    said = ask(stripe, "check", exit_code=1)
+    [bad] = [finding for finding in said["findings"] if not finding["good"]]
+    assert not said["good"]
+    assert (bad["kind"], bad["evidence"]) == ("no_answer", {"error": "RetryLater"})
+    assert "could not be asked" in bad["detail"]
+
+
+def test_check_names_what_it_was_not_told_how_to_ask(sqlite_url: str, tmp_path: Path) -> None:
+    with beside(sqlite_url, tmp_path, "stripe", endpoint_id="") as made:
+        made.provider.world.url = "https://example.test/hooks/whose"
+        shown = run(made, "check").stdout
+    assert "Nothing is wrong with what could be looked at." in shown
+    assert "- stripe, no_answer: set `endpoint_id`" in shown
+
+
 def test_doctor_probes_our_own_door_and_records_nothing_of_it(stripe: Beside) -> None:
     findings = {f["kind"]: f for f in ask(stripe, "doctor", exit_code=0)["findings"]}
     assert findings["probe"]["good"]
     assert "was taken" in findings["probe"]["detail"]
-    assert "never heard" in findings["beat"]["detail"]
+    assert findings["beat"]["state"] == "unknown"
+    assert "not heard yet: start `celery beat`" in findings["beat"]["detail"]
+    assert "- (all), beat: not heard yet" in run(stripe, "doctor").stdout
+    stripe.shop.state.watch.alive()
+    assert "heard last at" in {f["kind"]: f for f in ask(stripe, "doctor")["findings"]}["beat"]["detail"]
     assert stripe.shop.events() == []
     # A delivery of the provider's that somebody marks as a probe is recorded all the same.
     stripe.provider.create("customer", email="ada@example.test")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,7 +101,7 @@ SECRETS: dict[str, tuple[str, Any, str]] = {
     ),
     "too short": ("github", ["abc"], "secrets[0]: use a secret of at least 8 characters"),
     "short but for blanks": ("github", ["abc       "], "secrets[0]: use a secret of at least 8 characters"),
-    "a dict": ("github", {"a": 1}, "secrets: Not a valid list."),
+    "a dict": ("github", {"a": 1}, "secrets: [0] a secret from a file is written"),
     "a fraction": ("github", 1.5, "secrets: Not a valid list."),
     "true": ("github", [True], "secrets: [0] Not a valid string."),
 }
@@ -470,6 +474,39 @@ def test_settings_of_celery_that_are_no_dict_are_named() -> None:
     app.config["CELERY"] = "redis://127.0.0.1"
     with pytest.raises(ConfigError, match="CELERY must be a dict"):
         celery_settings(app)
+
+
+@pytest.mark.parametrize("given", [5, True, None, ["mailto://a@example.com", 5], [""], {"mailto": 1}])
+def test_alerts_that_are_no_addresses_are_named_at_start_up(
+    given: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("FLASK_INSTANCE_PATH", str(tmp_path))
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setenv("FLASK_WEBHOOKS_ALERTS", json.dumps(given))
+    with pytest.raises(ConfigError, match="WEBHOOKS_ALERTS is a list of Apprise addresses") as raised:
+        create_app()
+    assert 'example.com"]' in str(raised.value)
+    assert "a@example" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://u:hidden@db/x", "://", "postgresql"])
+def test_a_database_url_that_is_none_is_said_without_a_traceback_or_a_password(
+    url: str, tmp_path: Any
+) -> None:
+    environment = {"DATABASE_URL": url, "FLASK_INSTANCE_PATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-m", "flask", "--app", "wsgi", "webhooks", "status"],
+        cwd=Path(__file__).parent.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "DATABASE_URL must be the URL of a PostgreSQL or SQLite database" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hidden" not in done.stderr
 
 
 @pytest.mark.parametrize("hops", ["abc", -1, 1.5])

@@ -50,6 +50,14 @@ def test_every_flow_has_a_source_and_what_is_offered_says_what_it_misses(name: s
         assert offered is None or "Misses" in (offered.__doc__ or "")
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_what_an_api_cannot_tell_about_our_endpoints_is_said_with_the_reason(name: str) -> None:
+    provider = providers.get(name)
+    asks = ("endpoint_health", "subscriptions", "enable")
+    assert set(provider.untold) == {each for each in asks if getattr(provider, each) is None}
+    assert all(why.endswith(".") for why in provider.untold.values())
+
+
 def test_the_command_prints_the_page_of_one_provider() -> None:
     command = [sys.executable, "-m", "flask", "webhooks", "providers", "paddle", "--markdown"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -30,6 +30,7 @@ from tests.conftest import new_database
 from webhooks import Webhooks, providers
 from webhooks.extension import state
 from webhooks.inbox import Inbox
+from webhooks.keyring import Keyring
 from webhooks.provider import Request
 from webhooks.queue import Bell
 from webhooks.signatures import fingerprint
@@ -970,7 +971,7 @@ def test_nothing_that_is_signed_with_an_empty_secret_gets_in(sqlite_url: str, en
         found = state(app).endpoints[endpoint]
         for key in ("", " "):
             for secrets in ((), ("",), (" ",), ("\n", "")):
-                object.__setattr__(found, "secrets", secrets)
+                object.__setattr__(found, "keyring", Keyring("here", secrets, lambda _: None))
                 assert_refused(app, post(app, f"/webhooks/{endpoint}", signed(found.provider, key, "ping")))
 
 

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -222,3 +224,71 @@ def test_claim_numbers_never_come_twice(database_url: str) -> None:
             connection.execute(found.claims.delete())
     assert drawn == sorted(set(drawn))
     engine.dispose()
+
+
+def test_downgrading_refuses_to_lose_which_bodies_are_sealed(database_url: str, tmp_path: Path) -> None:
+    flask(database_url, tmp_path, "db", "upgrade")
+    with connected(database_url) as connection:
+        connection.execute(
+            text("INSERT INTO webhook_bodies (event_id, body, sealed) VALUES (1, :body, 'a key')"),
+            {"body": b"x"},
+        )
+        connection.commit()
+    with pytest.raises(AssertionError, match="reencrypt --plain"):
+        flask(database_url, tmp_path, "db", "downgrade", "0001")
+    with connected(database_url) as connection:
+        connection.execute(text("UPDATE webhook_bodies SET sealed = NULL"))
+        connection.commit()
+    flask(database_url, tmp_path, "db", "downgrade", "0001")
+    flask(database_url, tmp_path, "db", "upgrade")
+    assert proposals(database_url) == []
+    with connected(database_url) as connection:
+        assert [bytes(row[0]) for row in connection.execute(text("SELECT body FROM webhook_bodies"))] == [
+            b"x"
+        ]
+
+
+@pytest.mark.slow
+def test_an_upgrade_of_a_million_rows_holds_up_no_delivery(fresh_postgres: str, tmp_path: Path) -> None:
+    """A94: from the first revision, with a reader that holds the table for a while, and inserts all the time."""
+    flask(fresh_postgres, tmp_path, "db", "upgrade", "0001")
+    engine = create_engine(fresh_postgres)
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO webhook_bodies (event_id, body) SELECT n, 'x' FROM generate_series(1, 1000000) n"
+            )
+        )
+    waits: list[float] = []
+    over = threading.Event()
+
+    def insert() -> None:
+        number = 2_000_000
+        while not over.is_set():
+            number += 1
+            started = time.monotonic()
+            with engine.begin() as connection:
+                connection.execute(
+                    text(f"INSERT INTO webhook_bodies (event_id, body) VALUES ({number}, 'x')")
+                )
+            waits.append(time.monotonic() - started)
+            time.sleep(0.01)
+
+    inserting = threading.Thread(target=insert)
+    inserting.start()
+    try:
+        with engine.begin() as reader:
+            reader.execute(text("SELECT count(*) FROM webhook_bodies"))
+            upgrading = threading.Thread(target=flask, args=(fresh_postgres, tmp_path, "db", "upgrade"))
+            upgrading.start()
+            time.sleep(6)  # the upgrade waits for the reader; nobody waits for the upgrade
+            assert upgrading.is_alive()
+        upgrading.join(60)
+        assert not upgrading.is_alive()
+    finally:
+        over.set()
+        inserting.join()
+        engine.dispose()
+    assert proposals(fresh_postgres) == []
+    assert len(waits) > 100
+    assert max(waits) < 2.0

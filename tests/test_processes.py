@@ -18,7 +18,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import func, select
 
 from tests.services import Valkey
-from webhooks import Webhooks
+from webhooks import Webhooks, providers
 from webhooks.extension import state
 from webhooks.state import State
 from webhooks.testing import Simulator
@@ -186,12 +186,34 @@ def test_the_demo_ends_with_a_database_that_equals_the_provider(tmp_path: Path) 
 def test_the_demo_can_be_asked_for_one_provider(provider: str, tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "flask", "--app", "wsgi", "webhooks", "demo"),
-        *("--seconds", "2", "--provider", provider, "--seed", "3", "--json"),
+        *("--seconds", "2", "--provider", provider, "--seed", "3", "--json", "--keep"),
     ]
-    environment = {"FLASK_INSTANCE_PATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    environment = {"FLASK_INSTANCE_PATH": str(tmp_path), "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
     root = Path(__file__).parent.parent
     done = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=180, check=False
     )
     assert json.loads(done.stdout)["drift"] == 0
     assert done.returncode == 0
+    # What is kept runs as it is, from its own folder and without any setting.
+    [kept] = tmp_path.glob("webhooks-demo-*")
+    assert f"look into it: cd {kept} && flask --app wsgi webhooks status" in done.stderr
+
+    def flask(*arguments: str) -> Any:
+        said = subprocess.run(
+            [sys.executable, "-m", "flask", "--app", "wsgi", "webhooks", *arguments, "--json"],
+            cwd=kept,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert said.returncode == 0, said.stderr
+        return json.loads(said.stdout)
+
+    before = len(flask("events"))
+    assert before == json.loads(done.stdout)["recorded"]
+    flask("send", provider, providers.get(provider).sample_types[0])
+    assert flask("work", "--until-empty")["events"] == 1
+    assert len(flask("events")) == before + 1

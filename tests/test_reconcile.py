@@ -474,3 +474,41 @@ def test_a_run_that_was_killed_while_it_mended_goes_on_with_the_rest(stripe: Bes
     assert len(stripe.shop.copies()) == 100
     assert stripe.reconcile().healed == 150
     assert stripe.is_equal()
+
+
+def test_a76_reconcile_that_races_with_live_events_loses_none_and_repeats_none(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Changes, deliveries and workers go on all the time while one reconcile after the other runs."""
+    with beside(database_url, tmp_path, "stripe") as made:
+        keys = [made.provider.create("customer", email=f"{n}@example.test") for n in range(20)]
+        made.live()
+        broken: list[BaseException] = []
+
+        def lives() -> None:
+            try:
+                for turn in range(60):
+                    key = keys[made.provider.chance.randrange(len(keys))]
+                    made.provider.update(key, silent=turn % 3 == 0, email=f"turn {turn}@example.test")
+                    made.provider.deliver()
+                    made.shop.state.applier.drain()
+            except BaseException as error:
+                broken.append(error)
+                raise
+
+        thread = threading.Thread(target=lives)
+        thread.start()
+        runs = 0
+        while thread.is_alive():
+            run = made.reconciler.reconcile(made.endpoint)
+            assert not run.error, run.error
+            runs += 1
+        thread.join()
+        assert not broken
+        assert runs > 1
+        made.work()
+        made.reconcile()
+        # The lists know only creation: what changed in silence before they were read is for the sweep.
+        made.sweep()
+        assert made.is_equal()
+        assert made.shop.noted() == sorted(happening.id for happening in made.provider.world.log)

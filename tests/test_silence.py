@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -108,12 +109,13 @@ def walk(
     quiet: Quiet, events: list[datetime], begin: datetime, end: datetime, step: timedelta = CHECK
 ) -> None:
     """Let time pass from check to check; events arrive as they happen."""
-    waiting = [at for at in events if begin <= at < end]
+    waiting = deque(at for at in events if begin <= at < end)
     quiet.now = begin
     while quiet.now < end:
         quiet.now += step
-        due = [at for at in waiting if at < quiet.now]
-        waiting = waiting[len(due) :]
+        due = []
+        while waiting and waiting[0] < quiet.now:
+            due.append(waiting.popleft())
         quiet.record(due)
         quiet.check()
         assert quiet.silence() is None, f"a false issue at {quiet.now}"

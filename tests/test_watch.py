@@ -58,13 +58,49 @@ def test_a80_an_endpoint_that_the_provider_disabled_is_an_issue_at_the_next_chec
     assert both.issues() == {}
 
 
-def test_a_provider_that_does_not_answer_closes_no_issue(both: Beside) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said", "todo"),
+    [
+        (Answer(503, {}), "answered 503", "status page"),
+        (Answer(429, {}, {"Retry-After": "0"}), "answered 429", "wait, and ask again"),
+        (Answer(401, {}), "answered 401", "renew the credentials"),
+        (Answer(403, {}), "answered 403", "the right to read webhook endpoints"),
+    ],
+)
+def test_a_provider_that_does_not_answer_is_said_and_closes_no_issue(
+    answer: Answer, said: str, todo: str, both: Beside
+) -> None:
     both.provider.world.enabled = False
     check(both)
-    both.provider.api.script = [Answer(503, {}), Answer(503, {})]
+    both.provider.world.enabled = True
+    both.provider.api.script = [answer] * 2
     found = check(both)
+    assert not found["no_answer"].good
+    assert said in found["no_answer"].detail
+    assert todo in found["no_answer"].detail
     assert "endpoint_disabled" not in found
-    assert "endpoint_disabled" in both.issues()
+    # Away once is no news, and what was bad before is not over because nobody could be asked.
+    assert set(both.issues()) == {"endpoint_disabled"}
+    both.provider.api.script = []
+    both.shop.state.apis._brakes.clear()
+    assert check(both)["no_answer"].good
+    assert both.issues() == {}
+
+
+def test_a_provider_that_cannot_be_reached_for_an_hour_is_an_issue_until_it_answers(both: Beside) -> None:
+    both.provider.stop()  # its port is closed
+    for _ in range(3):
+        found = check(both)["no_answer"]
+        assert "could not be asked (RetryLater: the API of" in found.detail
+        assert both.issues() == {}
+    check(both)
+    assert set(both.issues()) == {"no_answer"}
+    both.provider.start()
+    both.shop.state.endpoints._endpoints[both.name] = replace(
+        both.endpoint, api_base_url=both.provider.api_url
+    )
+    check(both)
+    assert both.issues() == {}
 
 
 def test_an_old_endpoint_that_was_never_deleted_is_named(stripe: Beside) -> None:
@@ -103,8 +139,9 @@ def test_a_url_that_is_not_ours_is_named(stripe: Beside) -> None:
 
 def test_credentials_that_are_refused_are_an_issue(stripe: Beside) -> None:
     stripe.provider.api.script = [Answer(401, {})]
-    found = {**check(stripe)}
-    assert "wrong_url" in found or "duplicate_endpoints" in found
+    found = check(stripe)
+    assert not found["no_answer"].good
+    assert found["duplicate_endpoints"].good  # the second question was answered
     stripe.provider.service.settings["api_key"], old = (
         "sk_test_other",
         stripe.provider.service.settings["api_key"],

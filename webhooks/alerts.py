@@ -9,9 +9,24 @@ from typing import Any
 from .errors import ConfigError
 from .issues import Issue
 
-__all__ = ["AppriseTeller"]
+__all__ = ["AppriseTeller", "addresses"]
 
 log = logging.getLogger(__name__)
+
+
+def addresses(given: Any) -> list[str]:
+    """WEBHOOKS_ALERTS as a list of addresses. Raises ConfigError that says what it may be."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, list | tuple) or not all(
+        isinstance(each, str) and each.strip() for each in found
+    ):
+        # Never what was given: an address holds a token.
+        raise ConfigError(
+            'WEBHOOKS_ALERTS is a list of Apprise addresses, such as ["mailto://user:password@example.com"], or a function '
+            f"that returns one; this is a {type(given).__name__}"
+            + (" with something in it that is no text" if isinstance(given, list | tuple) else "")
+        )
+    return list(found)
 
 
 class AppriseTeller:

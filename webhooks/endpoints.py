@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -14,10 +15,11 @@ from marshmallow import Schema, ValidationError, fields, validate
 
 from . import providers
 from .errors import ConfigError
+from .keyring import Entry, Keyring
 from .provider import Provider, Request
 from .signatures import fingerprint
 
-__all__ = ["DEFAULTS", "Endpoint", "Endpoints", "read"]
+__all__ = ["DEFAULTS", "Endpoint", "Endpoints", "keyring", "read"]
 
 DEFAULTS = "defaults"
 """The one name in `WEBHOOKS` that is no endpoint: options for all of them."""
@@ -28,6 +30,9 @@ NAME_RULE = "a name is letters, digits, '-', '_' and '.', at most 63"
 MAX_BODY = 5 * 1024 * 1024
 """For providers that publish no limit; the largest bodies seen are a few hundred kilobytes."""
 
+TIME_LIMIT = timedelta(seconds=60)
+"""A handler only writes to the database; less than a lease, so that nobody else takes its event meanwhile."""
+
 Settings = Mapping[str, "str | Callable[[], str]"]
 
 
@@ -37,8 +42,7 @@ class Endpoint:
 
     name: str
     provider: Provider
-    secrets: tuple[str, ...] = field(repr=False)
-    """Current one first; a delivery signed with any of them is accepted."""
+    keyring: Keyring = field(repr=False)
     settings: Settings = field(default_factory=dict, repr=False)
     aliases: tuple[str, ...] = ()
     apply: Literal["worker", "request"] = "worker"
@@ -54,6 +58,24 @@ class Endpoint:
     """Longer without a delivery is an issue, whatever the provider says; None: only what it has and we lack is."""
     api_rate: float | None = None
     """Calls of the provider's API per second, instead of what its documentation says."""
+    time_limit: timedelta = TIME_LIMIT
+    """How long one call of a handler may take."""
+    keep_bodies: timedelta | None = None
+    """How long the bodies of applied and ignored events are kept; None: 30 days."""
+    keep_refused: timedelta | None = None
+    """How long the bodies of refused deliveries are kept, to be checked again; None: not at all."""
+    spool: Literal["auto", "always", "never"] = "auto"
+    """Whether its deliveries go into this host's spool while the database is away; auto: if they would not come again."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Current one first; a delivery signed with any of them is accepted. Raises InboxUnavailable if there are none."""
+        return self.keyring.current()
+
+    @property
+    def spools(self) -> bool:
+        """Whether a delivery is kept on this host, and answered 200, while the database is away."""
+        return self.spool == "always" or (self.spool == "auto" and not self.provider.policy.comes_again)
 
     @property
     def fetches(self) -> bool:
@@ -119,8 +141,10 @@ def _is_name(value: str) -> None:
         raise ValidationError(NAME_RULE)
 
 
-def _listed(secrets: Any) -> Any:
+def listed_entries(secrets: Any) -> Any:
     """Secrets as a list; a single one needs none, and one of digits is a number where it comes out of JSON."""
+    if callable(secrets) or isinstance(secrets, Mapping):
+        return [secrets]
     given = list(secrets) if isinstance(secrets, list | tuple) else [secrets]
     plain = [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in given]
     return plain if isinstance(secrets, list | tuple) or isinstance(plain[0], str) else secrets
@@ -130,13 +154,29 @@ class _Secrets(fields.List[Any]):
     """A list of secrets, or a single one."""
 
     def _deserialize(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return super()._deserialize(_listed(value), *args, **kwargs)
+        return super()._deserialize(listed_entries(value), *args, **kwargs)
+
+
+class SecretField(fields.Field[Any]):
+    """A secret, `{"file": path}`, or a function."""
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> Any:
+        if callable(value):
+            return value
+        if isinstance(value, Mapping):
+            if set(value) != {"file"} or not isinstance(value["file"], str | Path) or not str(value["file"]):
+                raise ValidationError('a secret from a file is written {"file": "its path"}')
+            return Path(value["file"])
+        if not isinstance(value, str):
+            raise ValidationError("Not a valid string.")
+        _not_blank(value)
+        return value
 
 
 class _EndpointSchema(Schema):
     provider = fields.String()
     secrets = _Secrets(
-        fields.String(validate=_not_blank),
+        SecretField(),
         required=True,
         validate=validate.Length(min=1, error="is empty; give at least one secret"),
         error_messages={"required": "is missing; give the signing secret that the provider shows"},
@@ -155,6 +195,12 @@ class _EndpointSchema(Schema):
     late = fields.String(validate=validate.OneOf(["run", "skip", "ask"]))
     max_silence = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(minutes=1)))
     api_rate = fields.Float(validate=validate.Range(min=0, min_inclusive=False))
+    time_limit = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(seconds=1)))
+    keep_bodies = fields.TimeDelta(precision="seconds", validate=validate.Range(min=timedelta(hours=1)))
+    keep_refused = fields.TimeDelta(
+        precision="seconds", validate=validate.Range(min=timedelta(minutes=1), max=timedelta(days=30))
+    )
+    spool = fields.String(validate=validate.OneOf(["auto", "always", "never"]))
 
 
 _OPTIONS = frozenset(_EndpointSchema().fields)
@@ -194,6 +240,27 @@ def read(config: Mapping[Any, Any]) -> Endpoints:
     return Endpoints(found)
 
 
+def keyring(where: str, given: Any, problem: Callable[[str], str | None]) -> Keyring:
+    """The secrets that a setting describes as an endpoint's `secrets` are described. Raises ConfigError."""
+    try:
+        entries = _Secrets(
+            SecretField(), validate=validate.Length(min=1, error="is empty; give at least one")
+        ).deserialize(given)
+    except ValidationError as error:
+        raise ConfigError([f"{where}: {line}" for line in _flat(error.messages)]) from None
+    plain = [entry.strip() if isinstance(entry, str) else entry for entry in entries]
+    mistakes = [
+        f"{where}[{n}]: {said}"
+        for n, entry in enumerate(plain)
+        if isinstance(entry, str) and (said := problem(entry))
+    ]
+    made = Keyring(where, plain, problem)
+    mistakes += [f"{where}[{n}]: its file {said}" for n, said in made.file_troubles()]
+    if mistakes:
+        raise ConfigError(mistakes)
+    return made
+
+
 def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint | None:
     where = f"WEBHOOKS[{name!r}]"
     before = len(mistakes)
@@ -214,10 +281,11 @@ def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint
         mistakes.extend(f"{where}.{line}" for line in _lines(messages_of(error), provider))
         loaded = error.valid_data if isinstance(error.valid_data, dict) else {}
     settings = {key: _setting(value) for key, value in {**flat, **loaded.pop("settings", {})}.items()}
-    secrets = tuple(
-        _trimmed(where, secret) for secret in loaded.pop("secrets", ()) if isinstance(secret, str)
-    )
+    secrets: list[Entry] = [
+        _trimmed(where, entry) if isinstance(entry, str) else entry for entry in loaded.pop("secrets", ())
+    ]
     tolerance = loaded.pop("tolerance", None)
+    keyring = Keyring(where, [], lambda _: None)
     if provider is not None:
         mistakes.extend(
             f"{where}.{line}" for line in _setting_mistakes(provider, settings, loaded.get("fetch", True))
@@ -225,12 +293,14 @@ def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint
         provider = _configured(provider, settings, where, mistakes)
         if tolerance is not None:
             provider = _tolerant(provider, tolerance, where, mistakes)
-        said = _listed(given.get("secrets"))
+        said = listed_entries(given.get("secrets"))
         texts = (
             [one.strip() if isinstance(one, str) else "" for one in said] if isinstance(said, list) else []
         )
         problems = [(n, provider.secret_problem(secret)) for n, secret in enumerate(texts) if secret]
         mistakes.extend(f"{where}.secrets[{n}]: {problem}" for n, problem in problems if problem)
+        keyring = Keyring(f"{where}.secrets", secrets, provider.secret_problem)
+        mistakes.extend(f"{where}.secrets[{n}]: its file {said}" for n, said in keyring.file_troubles())
     if provider is None or len(mistakes) > before:
         return None
     loaded.pop("provider", None)
@@ -239,7 +309,7 @@ def _read_one(name: str, given: dict[str, Any], mistakes: list[str]) -> Endpoint
     if provider.livemode is not None:
         plain = {key: value for key, value in settings.items() if isinstance(value, str)}
         loaded.setdefault("livemode", provider.livemode(plain))
-    return Endpoint(name=name, provider=provider, secrets=secrets, settings=settings, **loaded)
+    return Endpoint(name=name, provider=provider, keyring=keyring, settings=settings, **loaded)
 
 
 def _setting(value: Any) -> Any:

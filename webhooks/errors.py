@@ -13,6 +13,7 @@ WebhooksError
 │   ├── RateLimited        postponed, and the attempt is not counted
 │   ├── OverBudget         postponed, and the attempt is not counted: others go first
 │   └── NotVisibleYet      postponed, and the attempt is not counted
+├── TimeLimit              a handler was stopped: the event is postponed, and a dead letter when attempts run out
 ├── GiveUp                 the event is a dead letter at once
 │   └── ApiRefused         the provider refuses our credentials or our request
 ├── Refuse                 what an `answer` handler raises: the provider is told no, in its own words
@@ -39,6 +40,7 @@ __all__ = [
     "RequestError",
     "RetryLater",
     "SignatureError",
+    "TimeLimit",
     "TooLarge",
     "Unreadable",
     "Unsupported",
@@ -135,6 +137,13 @@ class NotVisibleYet(RetryLater):
 
     outcome = "not_visible_yet"
     counts = False
+
+
+class TimeLimit(WebhooksError):
+    """A handler took longer than it may, and was stopped. What it did is rolled back."""
+
+    event_id: int | None = None
+    """The event whose turn it was; None: it was about the object, for all its events."""
 
 
 class GiveUp(WebhooksError):

@@ -16,11 +16,12 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from . import endpoints as _endpoints
-from .alerts import AppriseTeller
+from .alerts import AppriseTeller, addresses
 from .answers import Desk
 from .api import Apis
 from .api.budget import Budget
 from .apply import Applier, Copy, Running, ensure_fresh, refuse_commit, refuse_second_connection
+from .dashboard import Guard, dashboard
 from .effects import KEY_LIFETIME, LOOKUP_AFTER, MAX_ATTEMPTS, Effect, Effects, Outbox, idempotency_key
 from .effects import LEASE as CALL_LEASE
 from .effects.calling import Caller
@@ -28,6 +29,8 @@ from .errors import ConfigError
 from .front import FrontDoor
 from .handlers import Handler, Handlers, Key, Late, OnError, Schemas, named, texts
 from .inbox import LEASE, Inbox
+from .inbox.sealing import Sealer, key_problem
+from .inbox.spool import MAX_BYTES, MAX_ROWS, Spool, note_drained
 from .issues import Issue, Issues, Teller
 from .models import tables
 from .queue import EFFECTS, EFFECTS_QUEUE, Bell, broker_settings
@@ -38,6 +41,10 @@ from .views import blueprint, prepare
 __all__ = ["Webhooks", "celery_settings", "state"]
 
 _RECEIVER = "webhooks.receiver"
+
+SPOOL = "webhooks-spool.sqlite"
+"""The spool's file in the instance folder."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=Teller)
 
@@ -73,7 +80,12 @@ class Webhooks:
         config = _merged(app.config.get("WEBHOOKS", {}), _from_environment(app))
         app.config["WEBHOOKS"] = config
         found = _endpoints.read(config)
-        inbox = Inbox(_engine_of(app, db), tables(db.metadata), lease=_seconds(app, "WEBHOOKS_LEASE", LEASE))
+        inbox = Inbox(
+            _engine_of(app, db),
+            tables(db.metadata),
+            lease=_seconds(app, "WEBHOOKS_LEASE", LEASE),
+            sealer=_sealer_of(app),
+        )
         apis = Apis(budget=Budget(inbox._engine, inbox.tables))
         bell = Bell(lambda: celery_of(app))
         applier = Applier(inbox, found, self.handlers, apis, bell, _scope_of(app, db))
@@ -81,11 +93,12 @@ class Webhooks:
         outbox = Outbox(inbox, lease=_seconds(app, "WEBHOOKS_EFFECT_LEASE", CALL_LEASE))
         caller = Caller(outbox, self.effects, effects_bell, _scope_of(app, db))
         desk = Desk(inbox, found, self.handlers, bell, _scope_of(app, db))
-        receiver = Receiver(found, inbox, bell, applier, desk)
+        spool = _spool_of(app, inbox, bell)
+        receiver = Receiver(found, inbox, bell, applier, desk, spool)
         app.extensions[_RECEIVER] = receiver
         issues = Issues(inbox, _tellers(app, self._told))
         app.extensions[EXTENSION] = State(
-            app, db, found, self.handlers, inbox, apis, bell, applier, caller, issues
+            app, db, found, self.handlers, inbox, apis, bell, applier, caller, issues, spool
         )
         event.listen(db.session, "before_commit", refuse_commit)
         event.listen(db.session, "after_transaction_end", _ring_after(effects_bell))
@@ -99,6 +112,15 @@ class Webhooks:
                 app.wsgi_app, lambda: _receiver(app), lambda: _prefixes(app, self._view)
             )
 
+    def dashboard(self, *, guard: Guard) -> Blueprint:
+        """The pages for operators, as a blueprint to register: `app.register_blueprint(webhooks.dashboard(guard=…),
+        url_prefix="/admin/webhooks")`.
+
+        `guard()` is asked before every page and action: True lets in; a response, such as a redirect to your login
+        page, is sent as it is; anything else is 403. Actions need the app's SECRET_KEY; without it one can only read.
+        """
+        return dashboard(guard)
+
     def on_issue(self, function: T) -> T:
         """Call `function(issue)` once when an issue opens and once when it is over, in whichever process notices.
 
@@ -110,12 +132,18 @@ class Webhooks:
     # -- what the app does with events
 
     def sync(
-        self, source: str, *kinds: str, schema: Schemas = None, name: str | None = None
+        self,
+        source: str,
+        *kinds: str,
+        schema: Schemas = None,
+        time_limit: timedelta | None = None,
+        name: str | None = None,
     ) -> Callable[[F], F]:
         """Copy state: `function(event, object)` gets the object as it is now, or None when it is gone.
 
         Level-triggered: it may run any number of times, once for many events, and must only say what is. `source` is an
         endpoint's or a provider's name. It runs in our transaction through `db.session`; a commit raises.
+        A call that takes longer than `time_limit` (by default the endpoint's, 60 s) is stopped and counts as failed.
         """
 
         def register(function: F) -> F:
@@ -128,6 +156,7 @@ class Webhooks:
                     source=source,
                     kinds=kinds,
                     schema=schema,
+                    time_limit=_limit(source, time_limit),
                     where=where,
                 )
             )
@@ -147,6 +176,7 @@ class Webhooks:
         replaces: Mapping[str, Key] | None = None,
         schema: Schemas = None,
         late: Late | None = None,
+        time_limit: timedelta | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """React to an occasion: `function(event, object)` runs once per event, with the object as it is now.
@@ -155,6 +185,7 @@ class Webhooks:
         whatever events arrive. `when(object)` decides on the fetched object. A second trigger for a flow raises
         ConfigError naming both places. To hand a flow over to another trigger, give the new one another name and
         `replaces={"old flow": where the old one's key is in our object}`: what either has decided counts for both.
+        A call that takes longer than `time_limit` (by default the endpoint's, 60 s) is stopped and counts as failed.
         """
 
         def register(function: F) -> F:
@@ -172,6 +203,7 @@ class Webhooks:
                     when=when,
                     schema=schema,
                     late=late,
+                    time_limit=_limit(source, time_limit),
                     where=where,
                 )
             )
@@ -309,6 +341,12 @@ def _ring_after(bell: Bell) -> Callable[[Session, SessionTransaction], None]:
     return ring
 
 
+def _limit(source: str, given: timedelta | None) -> timedelta | None:
+    if given is not None and given <= timedelta(0):
+        raise ConfigError(f"a handler for {source!r} cannot work with a time_limit of {given}")
+    return given
+
+
 def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
     given = app.config.get(name, default)
     try:
@@ -318,6 +356,45 @@ def _seconds(app: Flask, name: str, default: timedelta) -> timedelta:
     if found <= timedelta(0):
         raise ConfigError(f"{name} must be more than 0 seconds, not {given!r}")
     return found
+
+
+def _sealer_of(app: Flask) -> Sealer:
+    """What WEBHOOKS_BODY_KEYS makes of bodies; nothing, without it. Raises ConfigError."""
+    given = app.config.get("WEBHOOKS_BODY_KEYS")
+    if given is None:
+        return Sealer()
+    return Sealer(_endpoints.keyring("WEBHOOKS_BODY_KEYS", given, key_problem))
+
+
+def _spool_of(app: Flask, inbox: Inbox, bell: Bell) -> Spool | None:
+    """This host's spool, in the instance folder or where WEBHOOKS_SPOOL says; None: it is switched off."""
+    given = app.config.get("WEBHOOKS_SPOOL", True)
+    if given is False:
+        return None
+    if given is not True and not (isinstance(given, str | Path) and str(given).strip()):
+        raise ConfigError(f"WEBHOOKS_SPOOL must be True, False or the path of a file, not {given!r}")
+    path = Path(app.instance_path) / SPOOL if given is True else Path(given)
+
+    def drained(number: int) -> None:
+        note_drained(inbox, made.state(), number)
+        bell.ring()
+
+    made = Spool(
+        path,
+        lambda held: _receiver(app).record(held),
+        inbox.is_up,
+        max_rows=_whole(app, "WEBHOOKS_SPOOL_MAX_ROWS", MAX_ROWS),
+        max_bytes=_whole(app, "WEBHOOKS_SPOOL_MAX_BYTES", MAX_BYTES),
+        drained=drained,
+    )
+    return made
+
+
+def _whole(app: Flask, name: str, default: int) -> int:
+    given = app.config.get(name, default)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ConfigError(f"{name} must be a whole number and at least 1, not {given!r}")
+    return given
 
 
 def _prefixes(app: Flask, view: Callable[[str], Any]) -> tuple[str, ...]:
@@ -332,8 +409,10 @@ def _tellers(app: Flask, told: Sequence[Teller]) -> list[Teller]:
 
     def urls() -> Sequence[str]:
         given = app.config.get("WEBHOOKS_ALERTS", ())
-        found: Any = given() if callable(given) else given
-        return [found] if isinstance(found, str) else list(found)
+        return addresses(given() if callable(given) else given)
+
+    if not callable(app.config.get("WEBHOOKS_ALERTS", ())):
+        urls()  # a function is asked when there is something to tell
 
     def tell_the_app(issue: Issue) -> None:
         with app.app_context():

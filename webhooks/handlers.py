@@ -63,6 +63,8 @@ class Handler:
     """What an `answer` handler says when it cannot say anything."""
     within: timedelta | None = None
     reply_schema: Schemas = field(default=None, repr=False)
+    time_limit: timedelta | None = None
+    """How long one call of a `sync` or `on` handler may take; None: as the endpoint says."""
     where: str = ""
 
     @property

@@ -86,6 +86,7 @@ class Tables:
     rejections: Table
     marks: Table
     budgets: Table
+    listed: Table
 
 
 def stored_key(text: str) -> str:
@@ -161,6 +162,8 @@ def _define(metadata: MetaData) -> Tables:
         Column("body", LargeBinary, nullable=False),
         Column("headers", JSON),
         Column("answer", JSON),
+        # The fingerprint of the key that it is encrypted with; None: none.
+        Column("sealed", String(12)),
     )
     processed_events = Table(
         "webhook_processed_events",
@@ -334,6 +337,7 @@ def _define(metadata: MetaData) -> Tables:
         Column("digest", String(64), nullable=False),
         Column("headers", JSON, nullable=False),
         Column("body", LargeBinary),
+        Column("sealed", String(12)),
         Index("ix_webhook_rejections_endpoint_received_at", "endpoint", "received_at"),
         sqlite_autoincrement=True,
     )
@@ -359,6 +363,24 @@ def _define(metadata: MetaData) -> Tables:
         Column("blocked_until", _Instant),
         PrimaryKeyConstraint("account", name="pk_webhook_budgets"),
     )
+    listed = Table(
+        # What a provider listed, until the run that asked for it has compared it. A run that was killed left it here, and
+        # the next one goes on with it; `n` is the place in the listing.
+        "webhook_listed",
+        metadata,
+        Column("listing", _Id, nullable=False, autoincrement=False),
+        Column("n", Integer, nullable=False, autoincrement=False),
+        key("account"),
+        key("kind"),
+        key("key"),
+        Column("id", Text, nullable=False),
+        Column("path", Text, nullable=False),
+        key("version", nullable=True),
+        Column("digest", String(64)),
+        Column("fresh_after", _Instant),
+        Column("listed_at", _Instant),
+        PrimaryKeyConstraint("listing", "n", name="pk_webhook_listed"),
+    )
     return Tables(
         events,
         bodies,
@@ -374,4 +396,5 @@ def _define(metadata: MetaData) -> Tables:
         rejections,
         marks,
         budgets,
+        listed,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, quote
 
 from . import jsontext
@@ -42,10 +42,14 @@ __all__ = [
     "dig",
     "instant",
     "listed",
+    "parts",
     "path_segment",
     "reply_ok",
     "served",
+    "turn",
 ]
+
+T = TypeVar("T")
 
 
 class Headers(Mapping[str, str]):
@@ -211,6 +215,13 @@ class Policy:
     def never_retries(self) -> bool:
         return self.retries == ()
 
+    @property
+    def comes_again(self) -> bool:
+        """Whether a delivery that is refused for an hour comes again after it. What nobody says is taken for no."""
+        if self.retries is not None:
+            return sum(self.retries, timedelta(0)) >= timedelta(hours=1)
+        return self.retry_window is not None and self.retry_window >= timedelta(hours=1)
+
 
 @dataclass(frozen=True)
 class Health:
@@ -218,6 +229,8 @@ class Health:
 
     state: Literal["enabled", "failing", "disabled", "missing", "unknown"]
     detail: str = ""
+    refused: int | None = None
+    """With `unknown`: the HTTP status with which the provider refused to say; None: it was not asked, or has no say."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +245,9 @@ class Subscription:
     api_version: str = ""
     ours: bool | None = None
     """Whether it is the one that our settings name; None: they name none."""
+    scope: str = ""
+    """The part of the account that it is about (a domain, a channel): two of different ones never send the same; empty:
+    all of it."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +315,10 @@ class Api(Protocol):
     Paths are relative to the configured base URL; an absolute URL out of a payload is never requested. 429 and 5xx
     raise RetryLater with the provider's own hint, other refusals ApiRefused.
     """
+
+    place: Json
+    """Where a listing goes on; None: at its beginning. A listing reads it when it begins, and writes it before it hands out
+    the last item of a page: then a run that is killed goes on behind that page. Where a listing does not, it begins anew."""
 
     @property
     def settings(self) -> Mapping[str, str]: ...
@@ -429,8 +449,12 @@ class Provider:
     endpoint_health: Callable[[Api], Health] | None = None
     subscriptions: Callable[[Api], list[Subscription]] | None = None
     """Every endpoint that this account has at the provider, others' too."""
+    lists_all: bool = True
+    """Whether `subscriptions` shows them all; False: what is missing in it proves nothing."""
     enable: Callable[[Api], None] | None = None
     """Have the provider send to our endpoint again. Only ever called when a person asks for it."""
+    untold: Mapping[str, str] = field(default_factory=dict)
+    """`endpoint_health`, `subscriptions`, `enable`, where they are None → why its API has no such thing."""
     authoritative: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     """Flow → (the event types that should decide it, the page that says so)."""
     companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -521,6 +545,21 @@ def listed(answer: Json, *path: str) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise RetryLater("the API answered with something that is no listing")
     return found
+
+
+def parts(api: Api, names: Sequence[str]) -> Iterator[tuple[str, Json]]:
+    """The parts of a listing that are still to be read, and the cursor at which the first of them goes on; see `turn`."""
+    part, cursor = dig(api.place, "part"), dig(api.place, "cursor")
+    start = names.index(part) if part in names else 0
+    for number, name in enumerate(names[start:]):
+        yield name, cursor if number == 0 and part in names else None
+
+
+def turn(api: Api, items: Sequence[T], part: str, cursor: Json) -> Iterator[T]:
+    """Hand out a page; with its last item the listing has come to that cursor of that part."""
+    yield from items[:-1]
+    api.place = {"part": part, "cursor": cursor}
+    yield from items[-1:]
 
 
 def served(answer: Json, id_: str, *path: str, name: str = "id") -> Json | None:

@@ -7,17 +7,19 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
 from .answers import MARGIN, UNKNOWN_DEADLINE, Desk
-from .apply import Applier, summary
+from .apply import Applier, read_delivery, summary
 from .endpoints import Endpoint, Endpoints
 from .errors import InboxUnavailable, RequestError, SignatureError, TooLarge, Unreadable, Unsupported
-from .inbox import Arrival, Inbox, arrival, unreadable
-from .inbox.rejections import Refusal, Rejections
-from .provider import Envelope, Headers, Reply, Request
+from .inbox import PATIENCE, Inbox, Recorded
+from .inbox.rejections import CHECKABLE, Refusal, Rejections
+from .inbox.spool import Held, Spool
+from .provider import Headers, Reply, Request
 from .queue import Bell
 from .signatures import fingerprint, is_probe
 
@@ -25,6 +27,12 @@ __all__ = ["Receiver", "delivery_of", "refuse"]
 
 RETRY_AFTER = timedelta(seconds=30)
 """What a provider is told while the inbox cannot be written."""
+
+SPOOLED_PATIENCE = timedelta(seconds=10)
+"""What comes out of the spool is in no hurry, but must not keep deliveries from the door's connection."""
+
+NOTE_EVERY = timedelta(minutes=1)
+"""How often a process notes that a secret is in use."""
 
 WORDS = {401: "unauthorized\n", 413: "too large\n", 415: "unsupported\n"}
 
@@ -34,12 +42,22 @@ log = logging.getLogger(__name__)
 class Receiver:
     """What the blueprint needs of one app."""
 
-    def __init__(self, endpoints: Endpoints, inbox: Inbox, bell: Bell, applier: Applier, desk: Desk) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        inbox: Inbox,
+        bell: Bell,
+        applier: Applier,
+        desk: Desk,
+        spool: Spool | None = None,
+    ) -> None:
         self.endpoints = endpoints
         self._inbox = inbox
         self._bell = bell
         self._applier = applier
         self._desk = desk
+        self._spool = spool
+        self._noted: dict[tuple[str, str], float] = {}
         self._rejections = Rejections(inbox)
 
     def respond(self, endpoint: Endpoint, delivery: Request) -> Reply:
@@ -56,13 +74,14 @@ class Receiver:
 
     def refused(self, endpoint: Endpoint, delivery: Request, refused: RequestError) -> Reply:
         """The answer to a refused delivery; it is logged, and noted as far as there are not too many."""
-        self._rejections.note(endpoint.name, _refusal(delivery, refused))
+        self._rejections.note(endpoint, _refusal(endpoint, delivery, refused))
         return refuse(endpoint, delivery, refused)
 
     def receive(self, endpoint: Endpoint, delivery: Request) -> Reply:
         """Verify and record a delivery; return what the provider should get to read.
 
-        200: recorded, for the first time or again; also what nobody can read (a dead letter) and what nobody wants.
+        200: recorded, for the first time or again; also what nobody can read (a dead letter) and what nobody wants;
+        and, while the database is away, what is safe in this host's spool because its provider would not come again.
         204: our own probe, of which nothing is kept. Where an `answer` handler decides, its answer, whatever becomes of the record.
         Raises SignatureError (401), TooLarge (413), Unsupported (415), InboxUnavailable (503, with Retry-After).
         """
@@ -77,12 +96,15 @@ class Receiver:
         if is_probe(delivery, signed_by):
             return Reply(204)
         secret = fingerprint(signed_by)
-        arrivals, envelopes = self._arrivals(endpoint, delivery, secret)
+        held, envelopes = read_delivery(endpoint, delivery, secret, datetime.now(UTC))
+        held = replace(held, arrivals=self._inbox.sealer.sealed(held.arrivals))
+        arrivals = held.arrivals
         answerer = self._desk.answerer(endpoint, envelopes)
         if answerer is not None:
+            self._require_first_use(held, _patience(endpoint))
             return self._desk.answer(endpoint, answerer, envelopes[0], arrivals[0], started)
-        recorded = self._inbox.record(arrivals)
-        new = [r.id for r, a in zip(recorded, arrivals, strict=True) if a.state == "pending"]
+        recorded = self._recorded(endpoint, held)
+        new = [r.id for r, a in zip(recorded, arrivals, strict=False) if a.state == "pending"]
         if new and endpoint.apply == "request":
             self._apply(endpoint, new, started)
         if new:
@@ -94,28 +116,48 @@ class Receiver:
                 log.error("%s: no reply could be made: %s", endpoint.name, summary(error))
             return Reply()
 
-    def _arrivals(
-        self, endpoint: Endpoint, delivery: Request, secret: str
-    ) -> tuple[list[Arrival], list[Envelope]]:
+    def record(self, held: Held) -> list[Recorded]:
+        """Put a delivery that was kept in the spool into the inbox. Raises InboxUnavailable."""
         try:
-            envelopes = endpoint.provider.parse(delivery)
-            arrivals = [
-                arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes
-            ]
-        except Unreadable as reason:
-            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, str(reason))], []
-        except Exception as error:  # noqa: BLE001 - a mistake in a provider file must not turn deliveries away
-            why = f"the provider file stumbled: {summary(error)}"
-            log.error("%s: %s", endpoint.name, why)
-            return [unreadable(endpoint.name, endpoint.provider, delivery, secret, why)], []
-        for envelope in envelopes:
-            if envelope.nonce and not self._is_first_use(endpoint, envelope, delivery):
-                raise SignatureError("replayed", "what is signed was used before, for another event or body")
-        return arrivals, envelopes
+            self._require_first_use(held, SPOOLED_PATIENCE)
+        except SignatureError:
+            log.warning("%s: a delivery that was kept in the spool is a replay; it is dropped", held.endpoint)
+            return []
+        arrivals = [replace(each, received_at=held.received_at) for each in held.arrivals]
+        return self._inbox.record(arrivals, SPOOLED_PATIENCE)
 
-    def _is_first_use(self, endpoint: Endpoint, envelope: Envelope, delivery: Request) -> bool:
-        digest = hashlib.sha256(delivery.body).hexdigest()
-        return self._inbox.use_nonce(endpoint.name, envelope.nonce, envelope.dedup_key, digest)
+    def _recorded(self, endpoint: Endpoint, held: Held) -> list[Recorded]:
+        """What became of the arrivals; [] if the delivery waits in the spool."""
+        within = _patience(endpoint)
+        try:
+            self._require_first_use(held, within)
+            recorded = self._inbox.record(held.arrivals, within)
+        except InboxUnavailable as error:
+            if self._spool is None or not endpoint.spools or not held.arrivals:
+                raise
+            self._spool.put(held)
+            log.warning("%s: a delivery is kept in the spool (%s)", endpoint.name, error)
+            return []
+        if self._spool is not None:
+            self._spool.look()
+        for secret in {each.secret for each in held.arrivals if each.secret}:
+            self._note_use(endpoint.name, secret)
+        return recorded
+
+    def _note_use(self, endpoint: str, secret: str) -> None:
+        """Note that a secret is in use, once a minute: whoever renews it wants to know when the old one is no longer."""
+        now = time.monotonic()
+        if now < self._noted.get((endpoint, secret), 0.0):
+            return
+        self._noted[endpoint, secret] = now + NOTE_EVERY.total_seconds()
+        try:
+            self._inbox.note_use(endpoint, secret)
+        except InboxUnavailable as error:
+            log.info("%s: the use of a secret could not be noted (%s)", endpoint, error)
+
+    def _require_first_use(self, held: Held, within: timedelta) -> None:
+        if not self._inbox.is_first_use(held, within):
+            raise SignatureError("replayed", "what is signed was used before, for another event or body")
 
     def _apply(self, endpoint: Endpoint, ids: list[int], started: float) -> None:
         allowed = (endpoint.provider.policy.respond_within or UNKNOWN_DEADLINE) - MARGIN
@@ -126,13 +168,21 @@ class Receiver:
             log.warning("%s: not applied within the request (%s)", endpoint.name, type(error).__name__)
 
 
-def _refusal(delivery: Request, refused: RequestError) -> Refusal:
+def _patience(endpoint: Endpoint) -> timedelta:
+    """How long the door may wait for the database, so that its answer still counts."""
+    respond_within = endpoint.provider.policy.respond_within
+    return PATIENCE if respond_within is None else min(PATIENCE, respond_within / 2)
+
+
+def _refusal(endpoint: Endpoint, delivery: Request, refused: RequestError) -> Refusal:
     length = delivery.headers.get("Content-Length", "")
+    reason = refused.reason if isinstance(refused, SignatureError) else REASONS[type(refused)]
     return Refusal(
-        refused.reason if isinstance(refused, SignatureError) else REASONS[type(refused)],
+        reason,
         int(length) if length.isascii() and length.isdigit() and len(length) < 16 else len(delivery.body),
         hashlib.sha256(delivery.body).hexdigest(),
         delivery.headers.get("Content-Type", "")[:80],
+        endpoint.seen_as(delivery) if reason in CHECKABLE and endpoint.keep_refused else None,
     )
 
 

@@ -11,6 +11,7 @@ from .effects import Caller, Outbox
 from .endpoints import Endpoints
 from .handlers import Handlers
 from .inbox import Inbox
+from .inbox.spool import Spool
 from .issues import Issues
 from .models import Tables
 from .queue import Bell
@@ -38,6 +39,7 @@ class State:
     applier: Applier
     caller: Caller
     issues: Issues
+    spool: Spool | None = None
     _checked: bool = field(default=False, repr=False)
 
     @property
@@ -54,11 +56,16 @@ class State:
 
     @property
     def watch(self) -> Watch:
-        return Watch(self.inbox, self.endpoints, self.apis, self.handlers, self.issues)
+        return Watch(self.inbox, self.endpoints, self.apis, self.handlers, self.issues, spool=self.spool)
 
     def sweep(self) -> dict[str, int]:
-        """Ring for what is due; return how many events and effects that are."""
+        """Drain this host's spool, then ring for what is due; return how many events and effects that are."""
+        self.drain_spool()
         return {"events": self.reconciler.sweep(), "effects": self.caller.sweep()}
+
+    def drain_spool(self) -> int:
+        """Put what this host kept while the database was away into the inbox; return how many deliveries that were."""
+        return self.spool.drain() if self.spool is not None else 0
 
     def purge(self) -> dict[str, int]:
         """Drop what is old; return how many rows of each kind that were."""

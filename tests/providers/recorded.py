@@ -194,6 +194,7 @@ class Scripted:
     settings: Mapping[str, str] = field(default_factory=dict)
     account: str = ""
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
+    place: Json = None
 
     def find(self, path: str, **params: Any) -> Json | None:
         self.asked.append(("GET", path, params))

@@ -539,7 +539,7 @@ def test_the_hook_says_how_it_is() -> None:
     def refuse(path: str, params: dict[str, Any]) -> Json:
         raise ApiRefused("the API of github answered 403", 403)
 
-    assert health(refuse).state == "unknown"
+    assert health(refuse) == Health("unknown", "the API of github answered 403", 403)
 
 
 def test_an_apps_hook_shows_by_its_newest_delivery() -> None:

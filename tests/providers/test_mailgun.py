@@ -377,7 +377,9 @@ def test_health_is_unknown_without_a_url_or_rights() -> None:
     assert provider.endpoint_health is not None
     assert provider.endpoint_health(Scripted(gone)).state == "unknown"
     settings = {"domain": "mg.example.test", "endpoint_url": "https://ours.test/in"}
-    assert provider.endpoint_health(Scripted(gone, settings)) == Health("unknown", "the API answered 404")
+    assert provider.endpoint_health(Scripted(gone, settings)) == Health(
+        "unknown", "the API answered 404", 404
+    )
 
 
 def test_no_recording_holds_a_signature_that_is_real() -> None:

@@ -172,7 +172,7 @@ def test_health_is_what_paddle_says_about_our_destination(
     assert provider.endpoint_health is not None
     assert provider.endpoint_health(FakeApi(answers, DESTINATION)) == health
     refused = FakeApi(lambda _: ApiRefused("answered 403", 403), DESTINATION)
-    assert provider.endpoint_health(refused) == Health("unknown", "answered 403")
+    assert provider.endpoint_health(refused) == Health("unknown", "answered 403", 403)
 
 
 def test_what_cannot_be_a_secret_key_is_refused_at_start_up() -> None:

@@ -436,7 +436,7 @@ def test_the_endpoint_says_how_it_is() -> None:
     def refuse(path: str, params: dict[str, Any]) -> Json:
         raise ApiRefused("the API of stripe answered 401", 401)
 
-    assert health(refuse, endpoint_id="we_1").state == "unknown"
+    assert health(refuse, endpoint_id="we_1") == Health("unknown", "the API of stripe answered 401", 401)
 
 
 def test_what_is_not_a_signing_secret_is_named() -> None:

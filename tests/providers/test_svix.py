@@ -203,6 +203,8 @@ def test_health_is_unknown_without_ids_or_rights_and_waits_when_throttled() -> N
     def throttled(path: str, params: dict[str, Any]) -> Json:
         raise RateLimited("slow down", timedelta(seconds=7))
 
-    assert provider.endpoint_health(Scripted(refusing, OURS)) == Health("unknown", "the API answered 401")
+    assert provider.endpoint_health(Scripted(refusing, OURS)) == Health(
+        "unknown", "the API answered 401", 401
+    )
     with pytest.raises(RateLimited):
         provider.endpoint_health(Scripted(throttled, OURS))

@@ -342,7 +342,7 @@ def test_health_is_whether_the_number_still_points_to_us(number: dict[str, Any] 
     assert health(api).state == state
     assert health(FakeApi({}, {"webhook_url": URL})).state == "unknown"
     assert health(FakeApi(lambda _: ApiRefused("answered 401", 401), settings)) == Health(
-        "unknown", "answered 401"
+        "unknown", "answered 401", 401
     )
 
 

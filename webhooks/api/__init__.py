@@ -25,6 +25,7 @@ from ..errors import ApiRefused, GiveUp, NotFetchable, OverBudget, RateLimited, 
 from ..jsontext import Json
 from ..provider import as_text, dig
 from .budget import Budget, Priority
+from .watching import pool_manager, watched
 
 __all__ = ["Apis", "HttpApi", "Priority"]
 
@@ -80,7 +81,7 @@ class Apis:
         sleep: Callable[[float], None] = time.sleep,
         budget: Budget | None = None,
     ) -> None:
-        self._pool = urllib3.PoolManager(num_pools=32, maxsize=64, block=False, retries=False)
+        self._pool = pool_manager()
         self._timeout = timeout
         self._clock = clock
         self.sleep = sleep
@@ -133,6 +134,7 @@ class HttpApi:
             raise NotFetchable(f"{endpoint.provider.name} has no API that we know")
         self._apis, self._endpoint, self._spec, self._deadline = apis, endpoint, spec, deadline
         self.account, self._priority = account, priority
+        self.place: Json = None
         self.settings: Mapping[str, str] = {
             name: endpoint.setting(name) for name in endpoint.provider.settings
         }
@@ -274,6 +276,7 @@ class HttpApi:
         ends = time.monotonic() + seconds
         self._apis._count()
         try:
+            watched.ends = ends
             response = self._apis._pool.request(
                 method,
                 url,

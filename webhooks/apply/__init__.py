@@ -17,16 +17,17 @@ from sqlalchemy.orm import Session
 
 from ..api import Apis
 from ..endpoints import Endpoint, Endpoints
-from ..errors import GiveUp, RateLimited, RetryLater, Unreadable
+from ..errors import GiveUp, RateLimited, RetryLater, TimeLimit, Unreadable
 from ..handlers import Handlers
-from ..inbox import CLAIM_SIZE, Claim, Event, Group, Inbox
+from ..inbox import CLAIM_SIZE, Claim, Event, Group, Inbox, Sealed
 from ..queue import Bell
 from .failures import backoff, is_the_events_own, may_repeat, report, summary
 from .fetching import FAR, Fetched, Windows, fetch, fetch_all
 from .fresh import Copy, ensure_fresh
+from .limiting import within
 from .mirroring import BATCH as MIRROR_BATCH
 from .mirroring import Mirrored, is_plain, mirror
-from .reading import read_again, with_bodies
+from .reading import read_again, read_delivery, with_bodies
 from .running import Running, in_handler, now_running, refuse_commit, refuse_second_connection
 from .statements import Statements, statements
 from .writing import ClaimLost, Refetch, Write
@@ -41,9 +42,11 @@ __all__ = [
     "in_handler",
     "now_running",
     "read_again",
+    "read_delivery",
     "refuse_commit",
     "refuse_second_connection",
     "summary",
+    "within",
 ]
 
 log = logging.getLogger(__name__)
@@ -192,7 +195,20 @@ class Applier:
         for (state, outcome, error), ids in refused.items():
             self.inbox.finish(claim.no, ids, state, outcome, error)
             _count(done, outcome, len(ids))
-        return self._with_bodies(wanted)
+        return self._opened(claim, wanted, done)
+
+    def _opened(self, claim: Claim, groups: list[Group], done: Applied) -> list[Group]:
+        """`_with_bodies`; groups with a body that cannot be opened wait for its key, and hold no others."""
+        try:
+            return self._with_bodies(groups)
+        except Sealed:
+            found = []
+            for group in groups:
+                try:
+                    found += self._with_bodies([group])
+                except Sealed as sealed:
+                    self._settle(claim, group, group.events, sealed, done)
+            return found
 
     def _with_bodies(self, groups: list[Group]) -> list[Group]:
         """The groups, with decoded data where somebody looks at it: a handler, or whoever cannot fetch. One query."""
@@ -237,7 +253,11 @@ class Applier:
         """Write an object, now or, where no handler is for it, together with others."""
         endpoint = self.endpoints[group.endpoint]
         if not fetched.asked:
-            group = self._with_snapshots(group)
+            try:
+                group = self._with_snapshots(group)
+            except Sealed as sealed:
+                self._settle(claim, group, group.events, sealed, done)
+                return
         if self._has_handler(endpoint, group) or not is_plain(group, fetched):
             self._write(claim, group, fetched, done)
             return
@@ -277,6 +297,9 @@ class Applier:
         try:
             outcomes = self._commit(claim, group, fetched)
         except Exception as error:  # noqa: BLE001 - every error has a place: postponed, dead, or dropped
+            if isinstance(error, TimeLimit):
+                self._settle_slow(claim, group, error, done)
+                return
             if len(group.events) > 1 and is_the_events_own(error):
                 # One bad event must not hold the others: each in its own transaction, only the failing one waits.
                 for event in group.events:
@@ -325,6 +348,15 @@ class Applier:
         return self._made
 
     # -- what went wrong
+
+    def _settle_slow(self, claim: Claim, group: Group, error: TimeLimit, done: Applied) -> None:
+        """Only the event whose handler was stopped has failed. The others are not tried one by one here, which might
+        take as long for each: they are due again, and the failing one is then not among them."""
+        slow = [event for event in group.events if error.event_id in {None, event.id}]
+        others = [event.id for event in group.events if event not in slow]
+        self._settle(claim, group, slow, error, done)
+        if others:
+            self.inbox.postpone(claim.no, others, None, timedelta(0), counts=False)
 
     def _settle(
         self, claim: Claim, group: Group, events: Sequence[Event], error: Exception, done: Applied

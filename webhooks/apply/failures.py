@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError
 
-from ..errors import GiveUp, HandlerCommitted, RetryLater, Unreadable
+from ..errors import GiveUp, HandlerCommitted, RetryLater, TimeLimit, Unreadable
 from ..inbox import Group
 from .writing import ClaimLost, Refetch
 
@@ -29,7 +29,7 @@ def backoff(attempts: int) -> timedelta:
 def summary(error: Exception) -> str:
     """An error for the `error` column. What we raise says what to do; of other exceptions only the kind and the place
     are kept, since their text may repeat what a payload or a query held."""
-    if isinstance(error, RetryLater | GiveUp | Unreadable | HandlerCommitted):
+    if isinstance(error, RetryLater | GiveUp | Unreadable | HandlerCommitted | TimeLimit):
         return f"{type(error).__name__}: {error}"[:1000]
     original = getattr(error, "orig", None) or error
     return f"{type(original).__module__}.{type(original).__qualname__} at {_place(error)}"[:1000]

@@ -36,6 +36,9 @@ FAR_FROM = 0.03
 FAR = 64
 """Requests in flight to such an API."""
 
+FETCH_LIMIT = timedelta(seconds=60)
+"""For all requests of one fetch together; one alone may take 20 s."""
+
 VISIBLE_AFTER = timedelta(seconds=30)
 """A 404 for an object that we never saw is taken for a lagging replica for so long after its event, then for an answer."""
 
@@ -59,9 +62,15 @@ def fetch(apis: Apis, endpoint: Endpoint, group: Group, *, deadline: float | Non
     """Ask the provider for the group's object as it is now. Raises RetryLater or GiveUp."""
     if not endpoint.fetches or group.object is None or endpoint.provider.fetch is None:
         return Fetched(asked=False)
+    ends = time.monotonic() + FETCH_LIMIT.total_seconds()
     try:
         again = all(event.attempts > 1 for event in group.events)
-        api = apis.of(endpoint, group.account, deadline=deadline, priority="retry" if again else "live")
+        api = apis.of(
+            endpoint,
+            group.account,
+            deadline=min(ends, deadline or ends),
+            priority="retry" if again else "live",
+        )
         found = endpoint.provider.fetch(api, group.object)
     except NotFetchable:
         return Fetched(asked=False)

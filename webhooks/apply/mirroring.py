@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection, bindparam, select, text, tuple_
 
 from .. import jsontext
 from ..endpoints import Endpoint
@@ -40,7 +40,7 @@ class Mirrored:
 
 def is_plain(group: Group, fetched: Fetched) -> bool:
     """Whether nothing about this object needs a transaction of its own. The caller knows that no handler is for it."""
-    if group.object is None or any(event.gone or event.digest is not None for event in group.events):
+    if group.object is None or any(event.gone for event in group.events):
         return False
     if fetched.asked:
         return fetched.data is not None
@@ -56,8 +56,8 @@ def mirror(inbox: Inbox, claim: Claim, batch: Sequence[Mirrored]) -> tuple[list[
     this claim's any more are not touched.
     """
     with inbox.transaction() as connection:
-        stored = _versions(inbox, connection, batch)
-        left = [one for one in batch if _needs_care(claim, one, stored)]
+        stored, copies = _versions(inbox, connection, batch), _copies(connection, batch)
+        left = [one for one in batch if _needs_care(claim, one, stored) or _holds(one, copies)]
         ready = sorted((one for one in batch if one not in left), key=lambda one: one.key)
         outcomes: list[str] = []
         if ready:
@@ -81,6 +81,29 @@ def _versions(inbox: Inbox, connection: Connection, batch: Iterable[Mirrored]) -
     )
     rows = connection.execute(query.order_by(o.endpoint, o.account, o.kind, o.id).with_for_update())
     return {(row.endpoint, row.account, row.kind, row.id): row.version for row in rows}
+
+
+_COPIES = text(
+    "SELECT e.id FROM webhook_events e WHERE e.id IN :ids AND EXISTS (SELECT 1 FROM webhook_events o WHERE"
+    " o.endpoint = e.endpoint AND o.digest = e.digest AND o.id <> e.id AND o.type = e.type AND o.account = e.account"
+    " AND (o.id < e.id OR o.state = 'applied') AND coalesce(o.outcome, '') <> 'duplicate_body')"
+).bindparams(bindparam("ids", expanding=True))
+
+
+def _copies(connection: Connection, batch: Iterable[Mirrored]) -> set[int]:
+    """Those events whose body came before under another id."""
+    guarded = [
+        event.id
+        for one in batch
+        if one.endpoint.provider.guards_body
+        for event in one.group.events
+        if event.digest is not None and event.origin != "replay"
+    ]
+    return set(connection.execute(_COPIES, {"ids": guarded}).scalars()) if guarded else set()
+
+
+def _holds(one: Mirrored, copies: set[int]) -> bool:
+    return any(event.id in copies for event in one.group.events)
 
 
 def _needs_care(claim: Claim, one: Mirrored, stored: dict[Key, str | None]) -> bool:

@@ -1,16 +1,24 @@
-"""Read events again out of their kept bodies."""
+"""Read events out of deliveries, and again out of their kept bodies."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 
 from ..endpoints import Endpoint
-from ..inbox import Event, Group
+from ..errors import Unreadable
+from ..inbox import Event, Group, arrival, unreadable
 from ..inbox.rows import stored_key
+from ..inbox.spool import Held, Nonce
 from ..provider import Envelope, Request
+from .failures import summary
 
-__all__ = ["Bodies", "read_again", "with_bodies"]
+__all__ = ["Bodies", "read_again", "read_delivery", "with_bodies"]
+
+log = logging.getLogger(__name__)
 
 Bodies = Mapping[int, tuple[bytes, dict[str, str]]]
 
@@ -38,3 +46,23 @@ def read_again(endpoint: Endpoint, dedup_key: str, body: bytes, headers: dict[st
     return next(
         (e for e in envelopes if stored_key(e.dedup_key) == dedup_key), envelopes[0] if envelopes else None
     )
+
+
+def read_delivery(
+    endpoint: Endpoint, delivery: Request, secret: str, now: datetime
+) -> tuple[Held, list[Envelope]]:
+    """What a verified delivery brings into the inbox; what cannot be read is a dead letter. Raises nothing."""
+    why = ""
+    try:
+        envelopes = endpoint.provider.parse(delivery)
+        arrivals = [arrival(endpoint.name, endpoint.provider, e, delivery, secret=secret) for e in envelopes]
+    except Unreadable as reason:
+        why = str(reason)
+    except Exception as error:  # noqa: BLE001 - a mistake in a provider file must not turn deliveries away
+        why = f"the provider file stumbled: {summary(error)}"
+        log.error("%s: %s", endpoint.name, why)
+    else:
+        digest = hashlib.sha256(delivery.body).hexdigest()
+        nonces = [Nonce(e.nonce, e.dedup_key, digest) for e in envelopes if e.nonce]
+        return Held(endpoint.name, now, arrivals, nonces), envelopes
+    return Held(endpoint.name, now, [unreadable(endpoint.name, endpoint.provider, delivery, secret, why)]), []

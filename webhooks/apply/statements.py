@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlalchemy import JSON, DateTime, Executable, String, TextClause, bindparam, text
 
-__all__ = ["Statements", "statements"]
+__all__ = ["Guard", "Statements", "statements"]
+
+Guard = Literal["claim_no", "as_of"]
+"""What must not be older than the stored row's: the claim of what was fetched, the time of what an event carried."""
 
 _INSTANT = DateTime(timezone=True)
 _COLUMNS = "endpoint, account, kind, id, path, claim_no, as_of, version, digest, data, deleted_at, checked_at"
@@ -37,6 +42,9 @@ class Statements:
     """Decide a flow for a key; returns a row if nobody had."""
     close: TextClause
     """Give events of this claim their outcome; the count says whether they still were."""
+    at_once: Mapping[Guard, TextClause] | None
+    """`write_newer`, `enter` for several handlers and `close` in one round trip, where there are such; by what is newer.
+    Says whether the row was written, and how many events were closed."""
 
 
 def statements(*, is_sqlite: bool) -> Statements:
@@ -86,6 +94,25 @@ def statements(*, is_sqlite: bool) -> Statements:
             " WHERE id IN :ids AND claim_no = :claim_no AND state = 'applying'",
             "now",
         ).bindparams(bindparam("ids", expanding=True)),
+        at_once=None
+        if is_sqlite
+        else {"claim_no": _at_once(write, "claim_no"), "as_of": _at_once(write, "as_of")},
+    )
+
+
+def _at_once(write: str, guard: Guard) -> TextClause:
+    return _timed(
+        f"WITH fresh AS ({write} DO UPDATE SET {_SET} WHERE o.{guard} <= excluded.{guard} RETURNING claim_no),"
+        " entered AS (INSERT INTO webhook_processed_events (event_id, handler, processed_at)"
+        " SELECT e.id, h.entry, :now FROM fresh, webhook_events e, unnest(CAST(:entries AS varchar[])) AS h (entry)"
+        " WHERE e.id = ANY(CAST(:ids AS bigint[])) ON CONFLICT (event_id, handler) DO NOTHING),"
+        " closed AS (UPDATE webhook_events SET state = 'applied', error = NULL, finished_at = :now, outcome ="
+        " CASE WHEN NOT EXISTS (SELECT FROM fresh) THEN 'stale' WHEN id = :newest THEN :outcome ELSE 'covered' END"
+        " WHERE id = ANY(CAST(:ids AS bigint[])) AND claim_no = :claim_no AND state = 'applying' RETURNING id)"
+        " SELECT EXISTS (SELECT FROM fresh) AS fresh, (SELECT count(*) FROM closed) AS closed",
+        "as_of",
+        "deleted_at",
+        "now",
     )
 
 

@@ -11,14 +11,15 @@ from sqlalchemy.orm import Session
 
 from .. import jsontext
 from ..endpoints import Endpoint
-from ..errors import NotVisibleYet, WebhooksError
+from ..errors import NotVisibleYet, TimeLimit, WebhooksError
 from ..handlers import Handler, Handlers
 from ..inbox import Event, Group, Inbox, read_version, write_version
 from ..jsontext import Json
 from ..provider import ObjectRef
 from .fetching import Fetched, is_behind, older, regresses, require_visible
+from .limiting import within
 from .running import Running, in_handler
-from .statements import Statements
+from .statements import Guard, Statements
 
 __all__ = ["ClaimLost", "Refetch", "Write"]
 
@@ -54,6 +55,9 @@ class Write:
         Raises what a handler raises, NotVisibleYet, Refetch, or ClaimLost.
         """
         events = list(self.group.events)
+        at_once = self._at_once(events)
+        if at_once is not None:
+            return at_once
         outcomes: dict[int, tuple[str, str]] = {}
         if self.endpoint.provider.guards_body:
             for event in self._copies(events):
@@ -72,16 +76,63 @@ class Write:
         self._close(outcomes)
         return [outcome for _, outcome in outcomes.values()]
 
+    # -- what most groups are, in one round trip
+
+    def _at_once(self, events: Sequence[Event]) -> list[str] | None:
+        """Write an object that only `sync` handlers are for and that needs no look at our row; None: it is not so simple.
+
+        The events get their outcome before the handlers run; one that raises takes all of it back.
+        """
+        ref = self.group.object
+        if self.statements.at_once is None or ref is None:
+            return None
+        guard = self._guard(ref, events)
+        if guard is None:
+            return None
+        syncs = self.handlers.syncs(self.endpoint, ref.kind)
+        newest = events[-1]
+        thing = self.fetched.data if self.fetched.asked else newest.snapshot
+        as_of = self.as_of if self.fetched.asked else newest.occurred_at or newest.received_at
+        outcome = self._healed(newest) if self.fetched.asked else "applied"
+        values = self._row(ref, None, thing, gone=False, as_of=as_of) | {
+            "entries": [handler.entry for handler in syncs],
+            "ids": [event.id for event in events],
+            "newest": newest.id,
+            "outcome": outcome,
+        }
+        done = self.session.connection().execute(self.statements.at_once[guard], values).one()
+        if done.closed != len(events):
+            raise ClaimLost
+        if not done.fresh:
+            return ["stale"] * len(events)
+        for handler in syncs:
+            self._call(handler, newest, handler.checked(thing))
+        self.session.flush()
+        return ["covered"] * (len(events) - 1) + [outcome]
+
+    def _guard(self, ref: ObjectRef, events: Sequence[Event]) -> Guard | None:
+        """By what the stored row is known to be newer, where nothing else has to be looked at."""
+        provider = self.endpoint.provider
+        if any(event.digest is not None and provider.guards_body for event in events):
+            return None
+        if any(event.gone or self._ons(event) for event in events):
+            return None
+        if self.fetched.asked:
+            versioned = self._version(ref, self.fetched.data) is not None
+            return None if self.fetched.gone or versioned else "claim_no"
+        (event, *more) = events
+        simple = not more and event.snapshot is not None and event.origin != "fresh"
+        versioned = event.version is not None or self._version(ref, event.snapshot) is not None
+        return "as_of" if simple and not versioned else None
+
     # -- the object as fetched
 
     def _write_fetched(self, ref: ObjectRef, events: Sequence[Event]) -> dict[int, tuple[str, str]]:
-        stored = (
-            self._stored(ref) if self.fetched.gone or self.endpoint.provider.version is not None else None
-        )
+        version = self._version(ref, self.fetched.data)
+        stored = self._stored(ref) if self.fetched.gone or version is not None else None
         require_visible(self.group, self.fetched, self.as_of, known=stored is not None)
         if any(is_behind(self.endpoint, event, self.fetched, self.as_of) for event in events):
             raise NotVisibleYet("the API shows an older version than the event says")
-        version = self._version(ref, self.fetched.data)
         if stored is not None and regresses(events, version, stored.version, self.as_of):
             raise NotVisibleYet("the API shows an older version than we already have")
         fresh = self._freshen(ref, version, self.fetched.data, gone=self.fetched.gone, as_of=self.as_of)
@@ -184,7 +235,13 @@ class Write:
         """
         said = self.statements
         statement = {"claim": said.write_newer, "absent": said.write_absent, "locked": said.write}[guard]
-        row = {
+        row = self._row(ref, version, data, gone=gone, as_of=as_of)
+        return self.session.execute(statement, row).first() is not None
+
+    def _row(
+        self, ref: ObjectRef, version: str | None, data: Json, *, gone: bool, as_of: datetime
+    ) -> dict[str, Any]:
+        return {
             **self._key(ref),
             "path": ref.path or None,
             "claim_no": self.claim_no,
@@ -197,7 +254,6 @@ class Write:
             "deleted_at": as_of if gone else None,
             "now": datetime.now(UTC),
         }
-        return self.session.execute(statement, row).first() is not None
 
     def _copies(self, events: Sequence[Event]) -> list[Event]:
         """Those events whose body came before under another id. Where the id is not signed, that is a replay."""
@@ -272,8 +328,17 @@ class Write:
         return True
 
     def _call(self, handler: Handler, event: Event, thing: Json) -> None:
-        with in_handler(Running(self.session, self.inbox, event, handler.entry)):
+        def work() -> None:
             handler.function(event, thing)
+            self.session.flush()  # what waits for a lock is part of the handler's time
+
+        limit = handler.time_limit if handler.time_limit is not None else self.endpoint.time_limit
+        with in_handler(Running(self.session, self.inbox, event, handler.entry)):
+            try:
+                within(limit, work, handler.name, self.session, self.inbox.engine)
+            except TimeLimit as over:
+                over.event_id = event.id if handler.verb == "on" else None
+                raise
 
     def _close(self, outcomes: dict[int, tuple[str, str]]) -> None:
         """Enter the outcomes; the fence: if one of the events is not ours any more, nothing of this counts."""

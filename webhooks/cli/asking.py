@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from ..endpoints import Endpoint
+from ..operating import queries
 from ..provider import instant
 from ..state import State
-from . import queries
 from .output import as_json
 
 __all__ = [

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import click
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from flask import current_app
 from rich.console import Console
 from sqlalchemy import Table, inspect
@@ -17,17 +18,19 @@ from ..endpoints import Endpoint
 from ..errors import WebhooksError
 from ..inbox.marks import EVERYWHERE, Marks
 from ..issues import KINDS, Finding
+from ..operating import standing
 from ..reconcile import Run
 from ..state import State
 from ..watch import BEAT
-from . import probing, standing
+from . import probing
 from .asking import endpoint_name, endpoint_named, endpoint_option
 from .output import Answer, command, sentences, state, table, waiting
 
 __all__ = ["check", "doctor", "issues", "test_alert"]
 
 TODO = {
-    "tables": "run `flask db upgrade`; in your own app run `flask db migrate` before it",
+    "tables": "run `flask db upgrade` (in your own app `flask db migrate` before it), or db.create_all() where the app uses no "
+    "migrations",
     "migrations": "run `flask db upgrade`",
     "workers": "start a Celery worker on the queues webhooks and webhooks-slow",
     "probe": "see its detail: the door did not take a delivery that is signed with our own secret",
@@ -49,7 +52,7 @@ ROUTE = "webhooks.receive"
 @click.option(
     "--fix",
     is_flag=True,
-    help="Enable what the provider has disabled, where its API allows that; then recover and reconcile at once.",
+    help="Enable what the provider has disabled or removed, where its API allows that; then recover and reconcile at once.",
 )
 def check(endpoint: str | None, *, fix: bool) -> Answer:
     """Ask the providers about our endpoints and look at the inbox; open and close issues.
@@ -136,7 +139,8 @@ def issues(endpoint: str | None, *, all_: bool, close: int | None) -> Answer:
     )
 
 
-FIXABLE = {"endpoint_disabled"}
+FIXABLE = {"endpoint_disabled", "endpoint_missing"}
+"""What a provider file's `enable` may mend: Shopify removes a subscription where others disable it."""
 
 
 def _fixed(inbox: State, finding: Finding) -> str:
@@ -167,6 +171,7 @@ def _report(found: Sequence[Finding], fixed: Sequence[str] = ()) -> Answer:
             "endpoint": finding.endpoint,
             "kind": finding.kind,
             "good": finding.good,
+            "state": _state(finding),
             "detail": finding.detail,
             "evidence": finding.evidence,
             "todo": None if finding.good else _todo(finding.kind, finding.endpoint),
@@ -176,19 +181,34 @@ def _report(found: Sequence[Finding], fixed: Sequence[str] = ()) -> Answer:
     good = all(finding.good for finding in found)
 
     def show(where: Console) -> None:
-        lines = [row | {"state": "good" if row["good"] else "bad"} for row in rows]
-        table("", lines, ("endpoint", "kind", "state", "detail"), empty="No endpoint is configured.")(where)
+        table("", rows, ("endpoint", "kind", "state", "detail"), empty="No endpoint is configured.")(where)
         sentences([*fixed, *_what_to_do(rows)])(where)
 
     document = {"good": good, "findings": rows} | ({"fixed": list(fixed)} if fixed else {})
     return Answer(document, show, 0 if good else 1)
 
 
+def _state(finding: Finding) -> str:
+    """`good`, `bad`, or `unknown`: nothing bad was seen, and not everything could be looked at."""
+    if not finding.good:
+        return "bad"
+    return "unknown" if finding.evidence.get("unknown") else "good"
+
+
 def _what_to_do(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    rows = list(rows)
     bad = [row for row in rows if not row["good"]]
-    yield "What to do:" if bad else "All is well."
-    for row in bad:
-        yield f"- {row['endpoint']}, {row['kind']}: {row['todo']}"
+    unknown = [row for row in rows if row["state"] == "unknown"]
+    if bad:
+        yield "What to do:"
+        for row in bad:
+            yield f"- {row['endpoint']}, {row['kind']}: {row['todo']}"
+    else:
+        yield "Nothing is wrong with what could be looked at." if unknown else "All is well."
+    if unknown:
+        yield "Not known:"
+        for row in unknown:
+            yield f"- {row['endpoint']}, {row['kind']}: {row['detail']}"
 
 
 def _todo(kind: str, endpoint: str) -> str:
@@ -221,7 +241,10 @@ def _migrations(inbox: State) -> list[Finding]:
     migrate = current_app.extensions.get("migrate")
     if migrate is None:
         return []
-    script = ScriptDirectory(str(migrate.directory))
+    try:
+        script = ScriptDirectory(str(migrate.directory))
+    except CommandError:  # Flask-Migrate is there, and nobody has run `flask db init`
+        return [Finding(ALL, "migrations", good=True, detail="the app has none")]
     heads = set(script.get_heads())
     if not heads:
         return [Finding(ALL, "migrations", True, "the app has none")]  # noqa: FBT003 - the verdict
@@ -251,8 +274,10 @@ def _workers(inbox: State) -> list[Finding]:
 def _beat(inbox: State) -> Finding:
     """Whether beat was ever heard; `check` says whether it still is."""
     heard = Marks(inbox.inbox).at(ALL, BEAT)
-    detail = f"heard last at {heard:%Y-%m-%d %H:%M:%S} UTC" if heard else "was never heard by a worker here"
-    return Finding(ALL, "beat", True, detail)  # noqa: FBT003 - the verdict
+    if heard is None:
+        detail = "not heard yet: start `celery beat` and a worker, or nothing is swept, recovered or checked by itself"
+        return Finding(ALL, "beat", good=True, detail=detail, evidence={"unknown": [detail]})
+    return Finding(ALL, "beat", good=True, detail=f"heard last at {heard:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def _blueprint() -> Finding:

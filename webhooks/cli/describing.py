@@ -70,6 +70,9 @@ def describe(provider: Provider) -> dict[str, Any]:
         "list_events": provider.list_events is not None,
         "redeliver": provider.redeliver is not None,
         "endpoint_health": provider.endpoint_health is not None,
+        "subscriptions": provider.subscriptions is not None,
+        "enable": provider.enable is not None,
+        "untold": dict(provider.untold),
         "settings": provider.settings,
         "required": provider.required,
         "sample_types": provider.sample_types,
@@ -94,6 +97,8 @@ def _said(provider: Provider) -> dict[str, Any]:
         "log": provider.list_events,
         "redeliver": provider.redeliver,
         "health": provider.endpoint_health,
+        "endpoints": provider.subscriptions,
+        "enable": provider.enable,
     }
     retries = (
         "unknown"

@@ -11,9 +11,9 @@ import click
 from rich.console import Console
 
 from .. import providers
+from ..operating import standing
 from ..reconcile import CAUSES
 from ..watch import simulate
-from . import standing
 from .asking import endpoint_name, endpoint_option, since_option
 from .output import Answer, command, sentences, state, table
 

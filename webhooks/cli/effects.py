@@ -11,8 +11,8 @@ from rich.console import Console
 from sqlalchemy import select
 
 from ..models import EFFECT_STATES
+from ..operating import queries
 from ..state import State
-from . import queries
 from .asking import endpoint_name, endpoint_option, limit_option, rows_wanted
 from .output import Answer, command, document, plain, sentences, state, table, words
 

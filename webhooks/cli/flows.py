@@ -10,9 +10,9 @@ from rich.console import Console
 from sqlalchemy import func, select
 
 from ..handlers import Handler
+from ..operating import queries
 from ..provider import Provider
 from ..state import State
-from . import queries
 from .output import Answer, command, sentences, state, table, words
 
 __all__ = ["flows"]

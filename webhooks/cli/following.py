@@ -10,8 +10,8 @@ from typing import Any
 import click
 from rich.text import Text
 
+from ..operating import queries
 from ..state import State
-from . import queries
 from .asking import endpoint_name, endpoint_option
 from .output import COLOURS, as_json, command, console, document, plain, state, stdout, words
 from .stopping import Stop

@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 from rich.console import Console
+from sqlalchemy.exc import DBAPIError
 
 from .. import jsontext
 from ..errors import Unreadable
+from ..inbox.spool import as_row
 from ..models import OUTCOMES, STATES
+from ..operating import queries, standing
 from ..state import State
-from . import queries, standing
 from .asking import endpoint_name, endpoint_option, event_named, limit_option, rows_wanted, since_option
 from .output import Answer, as_json, command, document, plain, sentences, state, table, words
 
@@ -43,7 +45,14 @@ def status() -> Answer:
     The lag is how long the oldest event that is due has been waiting. The exit code is 0 however things are; `check`
     is the command for monitors.
     """
-    found = standing.status(state())
+    try:
+        found, spools = standing.status(state()), standing.spools(state())
+    except DBAPIError:
+        # What this host keeps meanwhile is what one wants to know now.
+        own = state().spool
+        for line in _spooled(as_row(own.state())) if own is not None else ():
+            click.echo(line, err=True)
+        raise
 
     def show(where: Console) -> None:
         columns = (
@@ -60,8 +69,22 @@ def status() -> Answer:
         lines = [row | {"issues": [issue["kind"] for issue in row["issues"]]} for row in found]
         table("", lines, columns, empty="No endpoint is configured. Add one to WEBHOOKS.")(where)
         sentences([line for row in found for line in _remarks(row)])(where)
+        sentences([line for row in spools for line in _spooled(row)])(where)
 
-    return Answer({"endpoints": found}, show)
+    return Answer({"endpoints": found, "spools": spools}, show)
+
+
+def _spooled(row: Mapping[str, Any]) -> list[str]:
+    """What is worth a line about one host's spool; nothing, if it is empty and in order."""
+    where = f"spool of {row['host']}"
+    if row["trouble"]:
+        return [f"{where}: {row['path']} cannot be read ({row['trouble']})"]
+    if not row["rows"]:
+        return []
+    since = f", the oldest since {words(row['oldest'])} UTC" if row["oldest"] is not None else ""
+    return [
+        f"{where}: {row['rows']} deliveries, {row['bytes']} bytes{since}; {row['failed']} could not be recorded"
+    ]
 
 
 def _remarks(row: Mapping[str, Any]) -> list[str]:
@@ -81,6 +104,12 @@ def _remarks(row: Mapping[str, Any]) -> list[str]:
         + (f"; {run['error']}" if run["error"] else "")
         for task, run in row["runs"].items()
     ]
+    if len(row["secrets"]) > 1:
+        lines += [
+            f"{name}: secret {n} of {len(row['secrets'])} ({secret['fingerprint']}) was "
+            + (f"last used {words(secret['last_used_at'])} UTC" if secret["last_used_at"] else "never used")
+            for n, secret in enumerate(row["secrets"], 1)
+        ]
     if row["provider"] is None:
         lines.append(f"{name}: is not in WEBHOOKS any more, so its open events wait for ever")
     return lines

@@ -15,6 +15,7 @@ __all__ = ["FIGURES", "outcomes_page", "providers_page"]
 
 UNKNOWN = "not published"
 NOTHING = "-"
+NO_SUCH_THING = "The provider offers no such thing."
 NO_FIGURE = "no one figure"
 """Of a limit that is not published, or that differs from plan to plan or method to method: then the answers tell."""
 
@@ -35,6 +36,8 @@ OFFERS = {
     "list_events": "Its own log",
     "redeliver": "Redelivery",
     "endpoint_health": "The endpoint's health",
+    "subscriptions": "Its endpoints",
+    "enable": "Enabling an endpoint (`check --fix`)",
 }
 
 HEAD = """\
@@ -92,6 +95,7 @@ def providers_page(providers: Sequence[Provider]) -> str:
                 "redeliver",
                 "health",
                 "its endpoints",
+                "enable",
                 "API rate",
             ),
             (
@@ -107,6 +111,7 @@ def providers_page(providers: Sequence[Provider]) -> str:
                             p.redeliver,
                             p.endpoint_health,
                             p.subscriptions,
+                            p.enable,
                         ),
                     ),
                     _rate(p),
@@ -151,7 +156,8 @@ def _section(provider: Provider) -> str:
         lines.append(f"**Fetches**: {_list(provider.kinds)}.\n")
     for name, title in OFFERS.items():
         function: Callable[..., Any] | None = getattr(provider, name)
-        said = inspect.getdoc(function) if function is not None else "The provider offers no such thing."
+        untold = f"Cannot be done: {provider.untold[name]}" if name in provider.untold else NO_SUCH_THING
+        said = inspect.getdoc(function) if function is not None else untold
         lines.append(f"**{title}**: {_flat(said or 'Yes.')}\n")
     if provider.final:
         lines.append(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -24,6 +24,7 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
 from ..errors import WebhooksError
+from ..operating.words import ago, duration, iso, plain, utc
 from ..state import EXTENSION, State
 
 __all__ = [
@@ -145,7 +146,8 @@ def _errors_in_words() -> Iterator[None]:
             or "no such column" in str(original)
         ):
             raise click.ClickException(
-                "the inbox's tables are missing or old; run `flask db upgrade` (in your own app `flask db migrate` before it)"
+                "the inbox's tables are missing or old; run `flask db upgrade` (in your own app `flask db migrate` before it), "
+                "or db.create_all() where the app uses no migrations"
             ) from error
         if type(original).__name__ in {
             "OperationalError",
@@ -183,20 +185,6 @@ def document(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [document(item) for item in value]
     return value
-
-
-def utc(moment: datetime | None) -> datetime | None:
-    """The instant, aware and in UTC, as neither SQLite nor PostgreSQL gives it out."""
-    if moment is None:
-        return None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-
-
-def iso(moment: datetime) -> str:
-    """ISO 8601 in UTC, with microseconds and Z."""
-    found = utc(moment)
-    assert found is not None
-    return found.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 # -- for people
@@ -256,29 +244,6 @@ def words(value: Any) -> Text:
     if isinstance(value, dict):
         return Text(plain(json.dumps(document(value), ensure_ascii=False)))
     return Text(plain(value), style=COLOURS.get(str(value), ""))
-
-
-def plain(value: Any) -> str:
-    """A text of somebody else's without anything that could move the cursor or colour the terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(value))
-
-
-def duration(length: timedelta) -> str:
-    """A length of time as people say it: `45 s`, `12 min`, `3 h`, `2.5 d`."""
-    seconds = length.total_seconds()
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if abs(seconds) >= 2 * size or (abs(seconds) >= size and seconds % size == 0):
-            return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{seconds:.3g} s"
-
-
-def ago(moment: datetime, now: datetime) -> str:
-    """An instant for a sentence: to the second, and how far from now."""
-    then = utc(moment)
-    assert then is not None
-    distance = now - then
-    relative = f"{duration(distance)} ago" if distance >= timedelta(0) else f"in {duration(-distance)}"
-    return f"{then:%Y-%m-%d %H:%M:%S} UTC ({relative})"
 
 
 def steps(items: Sequence[T], label: str) -> Iterable[T]:

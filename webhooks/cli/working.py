@@ -14,16 +14,15 @@ from ..effects import Called, Caller
 from ..handlers import Handler
 from ..inbox import CLAIM_SIZE
 from ..models import OUTCOMES
+from ..operating import holding, queries, redriving
 from ..queue import Bell
 from ..state import State
-from . import queries, rereading
 from .asking import endpoint_name, endpoint_named, event_named, handler_entries
-from .output import Answer, command, sentences, state, table, waiting
+from .output import Answer, command, duration, sentences, state, table, waiting
 from .stopping import Stop
 
 __all__ = ["pause", "purge", "redrive", "replay", "resume", "sweep", "work"]
 
-PAUSED = "paused"
 
 LOOK = timedelta(seconds=1)
 """`work` looks into the inbox at least so often: nobody rings for it."""
@@ -60,14 +59,20 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
     caller = replace(inbox.caller, bell=applier.bell)
     done, called = Applied(), Called()
     longest = LOOK if sleep is None else min(LOOK, timedelta(seconds=sleep))
+    said_of = 0
     with Stop() as stop:
+        inbox.drain_spool()
         while not stop.asked:
-            if _apply_one(applier, done) or _call_one(caller, called):
+            if _apply_one(applier, done) or _call_one(caller, called) or inbox.drain_spool():
                 continue
             soon = timedelta(seconds=wait)
-            if until_empty and queries.open_within(inbox, soon) == 0 and inbox.outbox.due(soon) == 0:
+            left = queries.open_within(inbox, soon) + inbox.outbox.due(soon) if until_empty else 0
+            if until_empty and left == 0:
                 break
             next_ = inbox.inbox.next_due(inbox.endpoints)
+            if left not in {0, said_of}:
+                click.echo(_waits_for(left, next_, soon), err=True)
+            said_of = left
             stop.wait(
                 min(longest, longest if next_ is None else next_ + timedelta(milliseconds=10)).total_seconds()
             )
@@ -95,6 +100,12 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
     return Answer(document, sentences(lines))
 
 
+def _waits_for(left: int, next_: timedelta | None, soon: timedelta) -> str:
+    """A sign of life, to stderr, whenever the number of those that are waited for has changed."""
+    when = f", the next in {duration(next_)}" if next_ is not None and next_ > timedelta(seconds=1) else ""
+    return f"Waiting for {left} that are due within {duration(soon)}{when}; Ctrl-C ends it."
+
+
 def _apply_one(applier: Applier, done: Applied) -> bool:
     """Apply one claim, so that a signal is heeded after it; whether there was one."""
     one = applier.drain(shift=ONE_CLAIM, limit=CLAIM_SIZE)
@@ -116,7 +127,8 @@ def _call_one(caller: Caller, called: Called) -> bool:
 
 @command()
 def sweep() -> Answer:
-    """Ring for the events and effects that are due, so that a worker looks for them. Beat does this every 30 seconds."""
+    """Drain this host's spool, then ring for the events and effects that are due, so that a worker looks for them.
+    Beat does this every 30 seconds."""
     due = state().sweep()
     rung = [f"{number} {what} are due; a worker was rung for." for what, number in due.items() if number]
     return Answer({"due": due["events"], "effects": due["effects"]}, sentences(rung or ["Nothing is due."]))
@@ -142,45 +154,9 @@ def redrive(events: Sequence[str], *, all_: bool, endpoint: str | None, outcome:
         chosen = queries.events(inbox, endpoint=of, states=("dead",), outcome=outcome)
     else:
         chosen = [event_named(inbox, text, of) for text in events]
-    rows = [_redriven(inbox, row) for row in chosen]
-    ready = [row["id"] for row in rows if row["redriven"]]
-    for start in range(0, len(ready), queries.MANY):
-        inbox.inbox.redrive(ready[start : start + queries.MANY])
-    if ready:
-        inbox.reconciler.sweep()
+    rows = redriving.redrive(inbox, chosen)
     show = table("", rows, ("id", "endpoint", "type", "redriven", "reason"), empty="No event is dead.")
     return Answer(rows, show, int(any(row["dead"] for row in rows)))
-
-
-def _redriven(inbox: State, row: dict[str, Any]) -> dict[str, Any]:
-    answer = {
-        "id": row["id"],
-        "endpoint": row["endpoint"],
-        "type": row["type"],
-        "redriven": True,
-        "dead": False,
-        "reason": None,
-    }
-    if row["state"] != "dead":
-        return answer | {
-            "redriven": False,
-            "reason": f"is {row['state']}, not dead; `replay` applies again what was applied",
-        }
-    if row["endpoint"] not in inbox.endpoints:
-        return answer | {
-            "redriven": False,
-            "dead": True,
-            "reason": "its endpoint is not in WEBHOOKS any more",
-        }
-    if row["outcome"] != "unreadable":
-        return answer
-    reread = rereading.read(inbox, row)
-    return answer | {
-        "redriven": reread.ready,
-        "dead": reread.dead,
-        "type": reread.type,
-        "reason": reread.reason,
-    }
 
 
 @command()
@@ -247,7 +223,7 @@ def pause(endpoint: str) -> Answer:
     """Apply nothing of ENDPOINT until `resume`. Its deliveries are still recorded and answered."""
     inbox = state()
     of = endpoint_named(inbox, endpoint)
-    inbox.inbox.hold(of.name, PAUSED)
+    holding.pause(inbox, of)
     said = f"{of.name} is paused. Deliveries are recorded; nothing is applied until `flask webhooks resume {of.name}`."
     return Answer({"endpoint": of.name, "paused": True}, sentences([said]))
 
@@ -258,10 +234,7 @@ def resume(endpoint: str) -> Answer:
     """Apply events of ENDPOINT again, beginning with those that came while it was paused."""
     inbox = state()
     of = endpoint_named(inbox, endpoint)
-    released = inbox.inbox.release(of.name, PAUSED)
-    due = inbox.inbox.due([of.name])
-    if released and due:
-        inbox.reconciler.sweep()
+    released, due = holding.resume(inbox, of)
     said = f"{of.name} goes on; {due} of its events are due." if released else f"{of.name} was not paused."
     return Answer({"endpoint": of.name, "paused": False, "released": released, "due": due}, sentences([said]))
 
@@ -275,4 +248,6 @@ def purge() -> Answer:
     inbox = state()
     with waiting("Dropping what is old"):
         gone = inbox.purge()
-    return Answer(gone, sentences(f"{number} {what} dropped." for what, number in gone.items()))
+    return Answer(
+        gone, sentences(f"{number} {what.replace('_', ' ')} dropped." for what, number in gone.items())
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.orm import Session
 
 from .. import jsontext
-from ..apply import backoff, summary
+from ..apply import backoff, summary, within
 from ..errors import GiveUp, RetryLater
 from ..jsontext import Json
 from ..queue import Bell
@@ -91,6 +91,11 @@ class Caller:
 
     # -- one effect
 
+    @property
+    def _limit(self) -> timedelta:
+        """Shortly before the lease is over: then somebody else would call it too."""
+        return self.outbox.lease * 0.9
+
     def _call(self, taken: Taken, before: float) -> str:
         self.at("started")
         effect = self.effects[taken.name]
@@ -99,7 +104,7 @@ class Caller:
                 raise RetryLater("the worker was held up before it called")
             arguments = effect.loaded(taken.arguments)
             with self.scope():
-                result = effect.function(taken.key, **arguments)
+                result = within(self._limit, lambda: effect.function(taken.key, **arguments), taken.name)
         except Exception as error:  # noqa: BLE001 - every error has a place: called again, dead, or unknown
             return self._failed(effect, taken, error)
         self.at("called")
@@ -132,11 +137,12 @@ class Caller:
     def _look(self, taken: Taken) -> str:
         """Ask the other side whether it happened."""
         effect = self.effects[taken.name]
-        assert effect.lookup is not None
+        lookup = effect.lookup
+        assert lookup is not None
         try:
             arguments = effect.loaded(taken.arguments)
             with self.scope():
-                found = effect.lookup(taken.key, **arguments)
+                found = within(self._limit, lambda: lookup(taken.key, **arguments), taken.name)
         except Exception as error:  # noqa: BLE001 - an error is no answer; it stays unknown
             found, said = None, summary(error)
         else:

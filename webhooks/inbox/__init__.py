@@ -5,19 +5,19 @@ The rows are the queue; the broker is only its doorbell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine, delete, exists, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql import ColumnElement
 
 from ..errors import InboxUnavailable
 from ..models import Tables
 from .claiming import CLAIM_SIZE, LEASE, Claiming, inserted_id
-from .door import Door
+from .door import PATIENCE, UNHURRIED, Door, sqlite_instant
+from .marks import SECRET
 from .retention import Retention
 from .rows import (
     Arrival,
@@ -33,10 +33,24 @@ from .rows import (
     unreadable,
     write_version,
 )
+from .sealing import Sealed, Sealer
+from .spool import Held
+from .sql import (
+    IS_UP,
+    KEPT_POSTGRESQL,
+    KEPT_SQLITE,
+    MARK_POSTGRESQL,
+    MARK_SQLITE,
+    NONCE_POSTGRESQL,
+    NONCE_SQLITE,
+    REFUSED_POSTGRESQL,
+    REFUSED_SQLITE,
+)
 
 __all__ = [
     "CLAIM_SIZE",
     "LEASE",
+    "PATIENCE",
     "Arrival",
     "Claim",
     "Event",
@@ -44,6 +58,8 @@ __all__ = [
     "Inbox",
     "Origin",
     "Recorded",
+    "Sealed",
+    "Sealer",
     "arrival",
     "inserted_id",
     "read_version",
@@ -55,8 +71,16 @@ __all__ = [
 class Inbox(Claiming, Retention):
     """The inbox in one database. Every method is a transaction of its own, on a connection of its own."""
 
-    def __init__(self, engine: Callable[[], Engine], tables: Tables, *, lease: timedelta = LEASE) -> None:
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        tables: Tables,
+        *,
+        lease: timedelta = LEASE,
+        sealer: Sealer | None = None,
+    ) -> None:
         super().__init__(engine, tables, lease=lease)
+        self.sealer = sealer or Sealer()
         self._door = Door(engine)
 
     def close_connections(self) -> None:
@@ -65,37 +89,72 @@ class Inbox(Claiming, Retention):
 
     # -- in
 
-    def record(self, arrivals: Sequence[Arrival]) -> list[Recorded]:
+    def record(self, arrivals: Sequence[Arrival], within: timedelta = UNHURRIED) -> list[Recorded]:
         """Put events into the inbox; return for each its id and whether it is new.
 
         One statement, so that of two deliveries at once only one is new. What is returned is committed. Raises
-        InboxUnavailable (503) if it could not be committed.
+        InboxUnavailable (503) if it could not be committed within that time.
         """
-        return self._door.record(arrivals)
+        return self._door.record(self.sealer.sealed(arrivals), within)
 
-    def use_nonce(self, endpoint: str, nonce: str, dedup_key: str, digest: str) -> bool:
+    def is_up(self) -> bool:
+        """Whether the database answers, and has our tables."""
+        try:
+            self._door.run(lambda cursor: cursor.execute(IS_UP), within=PATIENCE)
+        except InboxUnavailable:
+            return False
+        return True
+
+    def use_nonce(
+        self, endpoint: str, nonce: str, dedup_key: str, digest: str, within: timedelta = UNHURRIED
+    ) -> bool:
         """Whether the nonce is new, or is used again for the event and the body that it first came with.
 
-        One statement and a unique key decide, also between two deliveries at once.
+        One statement and a unique key decide, also between two deliveries at once. Raises InboxUnavailable (503).
         """
-        nonces = self.tables.nonces
         row = {
             "endpoint": endpoint,
             "nonce": stored_key(nonce),
             "dedup_key": stored_key(dedup_key),
             "digest": digest,
-            "used_at": self.moment(),
         }
-        statement = (sqlite if self.is_sqlite else postgresql).insert(nonces).values(row)
-        claimed = statement.on_conflict_do_update(
-            index_elements=["endpoint", "nonce"], set_={"used_at": nonces.c.used_at}
-        ).returning(nonces.c.dedup_key, nonces.c.digest)
-        try:
-            with self.transaction() as connection:
-                first = connection.execute(claimed).one()
-        except SQLAlchemyError as error:
-            raise InboxUnavailable(type(error).__name__) from error
-        return (first.dedup_key, first.digest) == (row["dedup_key"], digest)
+        found = self._door.run(
+            lambda cursor: self._told(cursor, NONCE_SQLITE, NONCE_POSTGRESQL, row).fetchone(), within=within
+        )
+        return tuple(found) == (row["dedup_key"], digest)
+
+    def is_first_use(self, held: Held, within: timedelta) -> bool:
+        """Whether all nonces of a delivery are new, or used again for what they first came with. Raises InboxUnavailable."""
+        return all(
+            self.use_nonce(held.endpoint, nonce.value, nonce.dedup_key, nonce.digest, within)
+            for nonce in held.nonces
+        )
+
+    def kept_refusals(self, endpoint: str, within: timedelta) -> tuple[int, int]:
+        """How many bodies of refused deliveries are kept, and their bytes. Raises InboxUnavailable."""
+        row = {"endpoint": endpoint}
+        rows, size = self._door.run(
+            lambda cursor: self._told(cursor, KEPT_SQLITE, KEPT_POSTGRESQL, row).fetchone(), within=within
+        )
+        return int(rows), int(size)
+
+    def note_use(self, endpoint: str, secret: str) -> None:
+        """Leave the mark that this secret (by its fingerprint) has just verified a delivery. Raises InboxUnavailable."""
+        row = {"endpoint": endpoint, "name": SECRET + secret}
+        self._door.run(
+            lambda cursor: self._told(cursor, MARK_SQLITE, MARK_POSTGRESQL, row), within=timedelta(seconds=1)
+        )
+
+    def note_refusal(self, row: Mapping[str, Any], within: timedelta) -> None:
+        """Write a row of `webhook_rejections`. Raises InboxUnavailable."""
+        self._door.run(
+            lambda cursor: self._told(cursor, REFUSED_SQLITE, REFUSED_POSTGRESQL, row), within=within
+        )
+
+    def _told(self, cursor: Any, on_sqlite: str, on_postgresql: str, row: Mapping[str, Any]) -> Any:
+        if self.is_sqlite:
+            return cursor.execute(on_sqlite, {**row, "now": sqlite_instant(datetime.now(UTC))})
+        return cursor.execute(on_postgresql, row)
 
     def missing(self, endpoint: str, keys: Collection[str]) -> set[str]:
         """Those of the keys that the inbox does not have."""
@@ -109,13 +168,15 @@ class Inbox(Claiming, Retention):
     # -- claim
 
     def bodies(self, ids: Collection[int]) -> dict[int, tuple[bytes, dict[str, str]]]:
-        """The bodies and kept headers of these events, as far as they have not been dropped."""
+        """The bodies and kept headers of these events, as far as they have not been dropped. Raises Sealed."""
         bodies = self.tables.bodies
         with self.engine.connect() as connection:
             rows = connection.execute(
-                select(bodies.c.event_id, bodies.c.body, bodies.c.headers).where(bodies.c.event_id.in_(ids))
-            )
-            return {id_: (body, headers or {}) for id_, body, headers in rows}
+                select(bodies.c.event_id, bodies.c.body, bodies.c.headers, bodies.c.sealed).where(
+                    bodies.c.event_id.in_(ids)
+                )
+            ).all()
+        return {id_: (self.sealer.open(body, sealed), headers or {}) for id_, body, headers, sealed in rows}
 
     # -- out
 

@@ -54,6 +54,10 @@ class Arrival:
     state: str = "pending"
     outcome: str | None = None
     error: str | None = None
+    received_at: datetime | None = None
+    """When it came, where that is not now: it was kept elsewhere in between."""
+    sealed: str | None = None
+    """The fingerprint of the key that its body is encrypted with; None: none."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -7,9 +7,18 @@ __all__ = [
     "ARRIVAL",
     "CLAIM_POSTGRESQL",
     "CLAIM_SQLITE",
+    "IS_UP",
     "KEEP_SQLITE",
+    "KEPT_POSTGRESQL",
+    "KEPT_SQLITE",
+    "MARK_POSTGRESQL",
+    "MARK_SQLITE",
+    "NONCE_POSTGRESQL",
+    "NONCE_SQLITE",
     "RECORD_POSTGRESQL",
     "RECORD_SQLITE",
+    "REFUSED_POSTGRESQL",
+    "REFUSED_SQLITE",
 ]
 
 ARRIVAL = {
@@ -34,10 +43,12 @@ ARRIVAL = {
     "error": "text",
     "body": "bytea",
     "headers": "text",
+    "received_at": "timestamptz",
+    "sealed": "text",
 }
 """The fields of an arrival, in the order in which the statements take them."""
 
-_COPIED = [name for name in ARRIVAL if name not in {"body", "headers"}]
+_COPIED = [name for name in ARRIVAL if name not in {"body", "headers", "received_at", "sealed"}]
 _INSERTED = ", ".join([*_COPIED, "received_at", "last_delivery_at", "attempts", "due_at", "finished_at"])
 
 # A delivery of a dead event arms it for one more try; what cannot be read would not become readable by that.
@@ -52,11 +63,11 @@ WITH arrived AS (
     WITH ORDINALITY AS a ({", ".join(ARRIVAL)}, position)
 ), recorded AS (
   INSERT INTO webhook_events AS e ({_INSERTED})
-  SELECT {", ".join(_COPIED)}, now(), now(), 0, now(), CASE WHEN state IN ('dead', 'ignored') THEN now() END
+  SELECT {", ".join(_COPIED)}, coalesce(received_at, now()), coalesce(received_at, now()), 0, now(), CASE WHEN state IN ('dead', 'ignored') THEN now() END
   FROM arrived ORDER BY position
   ON CONFLICT (endpoint, dedup_key) DO UPDATE SET
     deliveries = e.deliveries + excluded.deliveries,
-    last_delivery_at = excluded.last_delivery_at,
+    last_delivery_at = greatest(e.last_delivery_at, excluded.last_delivery_at),
     secret = CASE WHEN e.secret IS NULL THEN excluded.secret
                   WHEN excluded.secret IS NULL OR strpos(e.secret, excluded.secret) > 0 OR length(e.secret) > 200
                   THEN e.secret ELSE e.secret || ',' || excluded.secret END,
@@ -66,25 +77,65 @@ WITH arrived AS (
     state = CASE WHEN {_PG_REARMED} THEN 'pending' ELSE e.state END
   RETURNING id, endpoint, dedup_key, (xmax = 0) AS new
 ), kept AS (
-  INSERT INTO webhook_bodies (event_id, body, headers)
-  SELECT r.id, a.body, a.headers::json FROM recorded r JOIN arrived a USING (endpoint, dedup_key) WHERE r.new
+  INSERT INTO webhook_bodies (event_id, body, headers, sealed)
+  SELECT r.id, a.body, a.headers::json, a.sealed FROM recorded r JOIN arrived a USING (endpoint, dedup_key) WHERE r.new
 )
 SELECT id, endpoint, dedup_key, new FROM recorded
+"""
+
+IS_UP = "SELECT count(*) FROM webhook_events WHERE id < 0"
+
+NONCE_POSTGRESQL = """
+INSERT INTO webhook_nonces (endpoint, nonce, dedup_key, digest, used_at)
+VALUES (%(endpoint)s, %(nonce)s, %(dedup_key)s, %(digest)s, clock_timestamp())
+ON CONFLICT (endpoint, nonce) DO UPDATE SET used_at = webhook_nonces.used_at RETURNING dedup_key, digest
+"""
+REFUSED_POSTGRESQL = """
+INSERT INTO webhook_rejections (endpoint, received_at, reason, length, digest, headers, body, sealed)
+VALUES (%(endpoint)s, clock_timestamp(), %(reason)s, %(length)s, %(digest)s, %(headers)s::json, %(body)s,
+  %(sealed)s)
+"""
+MARK_POSTGRESQL = """
+INSERT INTO webhook_marks (endpoint, name, value, at) VALUES (%(endpoint)s, %(name)s, 'true', clock_timestamp())
+ON CONFLICT (endpoint, name) DO UPDATE SET at = excluded.at
+"""
+MARK_SQLITE = """
+INSERT INTO webhook_marks (endpoint, name, value, at) VALUES (:endpoint, :name, 'true', :now)
+ON CONFLICT (endpoint, name) DO UPDATE SET at = excluded.at
+"""
+KEPT_POSTGRESQL = """
+SELECT count(*), coalesce(sum(length(body)), 0) FROM webhook_rejections
+WHERE endpoint = %(endpoint)s AND body IS NOT NULL
+"""
+KEPT_SQLITE = """
+SELECT count(*), coalesce(sum(length(body)), 0) FROM webhook_rejections
+WHERE endpoint = :endpoint AND body IS NOT NULL
+"""
+NONCE_SQLITE = """
+INSERT INTO webhook_nonces (endpoint, nonce, dedup_key, digest, used_at)
+VALUES (:endpoint, :nonce, :dedup_key, :digest, :now)
+ON CONFLICT (endpoint, nonce) DO UPDATE SET used_at = used_at RETURNING dedup_key, digest
+"""
+REFUSED_SQLITE = """
+INSERT INTO webhook_rejections (endpoint, received_at, reason, length, digest, headers, body, sealed)
+VALUES (:endpoint, :now, :reason, :length, :digest, :headers, :body, :sealed)
 """
 
 # SQLite has one writer at a time, so two statements within BEGIN IMMEDIATE are as good as one.
 RECORD_SQLITE = f"""
 INSERT INTO webhook_events ({_INSERTED})
-VALUES ({", ".join(":" + name for name in _COPIED)}, :now, :now, 0, :now,
+VALUES ({", ".join(":" + name for name in _COPIED)}, :received_at, :received_at, 0, :now,
   CASE WHEN :state IN ('dead', 'ignored') THEN :now END)
 ON CONFLICT (endpoint, dedup_key) DO NOTHING RETURNING id
 """
-KEEP_SQLITE = "INSERT INTO webhook_bodies (event_id, body, headers) VALUES (:id, :body, :headers)"
+KEEP_SQLITE = (
+    "INSERT INTO webhook_bodies (event_id, body, headers, sealed) VALUES (:id, :body, :headers, :sealed)"
+)
 _LITE_REARMED = _REARMED.format(new=":deliveries")
 AGAIN_SQLITE = f"""
 UPDATE webhook_events AS e SET
   deliveries = e.deliveries + :deliveries,
-  last_delivery_at = :now,
+  last_delivery_at = max(e.last_delivery_at, :received_at),
   secret = CASE WHEN e.secret IS NULL THEN :secret
                 WHEN :secret IS NULL OR instr(e.secret, :secret) > 0 OR length(e.secret) > 200
                 THEN e.secret ELSE e.secret || ',' || :secret END,

@@ -85,8 +85,12 @@ class Issues:
         """Open what is bad and close what is good, each once, then tell whoever has not been told."""
         open_ = self._open()
         for finding in findings:
-            if self._is_sure(finding, is_open=(finding.endpoint, finding.kind) in open_):
-                self._close(finding) if finding.good else self._put(finding)
+            is_open = (finding.endpoint, finding.kind) in open_
+            if self._is_sure(finding, is_open=is_open):
+                if not finding.good:
+                    self._put(finding)
+                elif is_open:
+                    self._close(finding)
         self.tell()
 
     def tell(self) -> int:

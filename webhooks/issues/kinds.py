@@ -50,6 +50,11 @@ KINDS: Mapping[str, Kind] = {
         "The provider refuses our credentials.",
         "renew the credentials in WEBHOOKS[{endpoint!r}]; until then nothing is fetched, recovered or reconciled",
     ),
+    "no_answer": Kind(
+        "The provider cannot be asked about this endpoint, so nobody knows whether it still sends to it.",
+        "see its detail, then `flask webhooks check --endpoint {endpoint}` again; what was found bad before stays open",
+        opens_after=4,  # an hour of beat's checks: a provider that is away for a moment is no news
+    ),
     "silence": Kind(
         "Deliveries have stopped although the provider has something for us, or for longer than `max_silence`.",
         "see `flask webhooks check`, then what the provider's dashboard says about its deliveries",
@@ -100,6 +105,10 @@ KINDS: Mapping[str, Kind] = {
     "beat_silent": Kind(
         "Beat, or the worker that hears it, has stopped: nothing is swept, recovered or checked.",
         "start `celery beat` and a worker on its queues",
+    ),
+    "spool": Kind(
+        "Deliveries that a host kept while the database was away are still not in the inbox.",
+        "run `flask webhooks sweep` on that host, see its log for what fails, and whether the file can be written",
     ),
     "provider_clock_50": Kind(
         "Half of the time or of the failures that the provider allows is used up.",

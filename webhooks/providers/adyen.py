@@ -241,6 +241,11 @@ provider = Provider(
             "https://docs.adyen.com/development-resources/webhooks/webhook-types",
         ),
     },
+    untold={
+        "endpoint_health": "no API of Adyen's is used: its Customer Area shows failures.",
+        "subscriptions": "no API of Adyen's is used: its Customer Area shows the webhooks.",
+        "enable": "webhooks are enabled in the Customer Area.",
+    },
     sample=sample,
     sample_types=(
         "AUTHORISATION",

@@ -244,6 +244,11 @@ provider = Provider(
     authoritative={
         "sign-up": (("user.created",), "https://clerk.com/docs/guides/development/webhooks/syncing"),
     },
+    untold={
+        "endpoint_health": "Clerk's API does not show its endpoints at Svix; silence beside changed users is the only sign.",
+        "subscriptions": "Clerk's API does not show its endpoints at Svix; its dashboard does.",
+        "enable": "endpoints are enabled in Clerk's dashboard, which then sends what is missing.",
+    },
     sample=sample,
     sample_types=(
         "user.created",

@@ -340,6 +340,9 @@ provider = Provider(
     configure=configure,
     defaults=DEFAULTS,
     secret_problem=partial(_secret_problem, "utf-8"),
+    untold=dict.fromkeys(
+        ("endpoint_health", "subscriptions", "enable"), "who sends is not known, nor how to ask them."
+    ),
     sample=partial(_sample, STANDING),
     sample_types=("thing.created", "thing.updated", "thing.deleted"),
 )

@@ -35,8 +35,10 @@ from ..provider import (
     dig,
     instant,
     listed,
+    parts,
     path_segment,
     served,
+    turn,
 )
 from ..signatures import HmacBody
 
@@ -158,23 +160,31 @@ def version(ref: ObjectRef, data: Json) -> Version | None:
     return instant(dig(data, "updated_at")) or instant(dig(data, "published_at"))
 
 
+LISTED = {
+    "/issues": "issue",
+    "/pulls": "pull_request",
+    "/issues/comments": "issue_comment",
+    "/pulls/comments": "review_comment",
+}
+"""Below a repository's path: what is listed by change → kind."""
+
+
 def list_changed(api: Api, since: datetime) -> Iterator[Change]:
     """Issues, pull requests and comments of the configured repositories that were updated since. Misses releases, runs
     and refs (their lists know no such filter, use the delivery log) and deletions."""
-    for base in _repositories(api):
-        for item in _updated_since(api, f"{base}/issues", since, state="all"):
-            if (
-                "pull_request" not in item
-            ):  # this list holds both; the other one is complete for pull requests
-                yield Change(_ref("issue", item, f"{base}/issues/{item.get('number')}"), item, _updated(item))
-        for item in _pulls_since(api, base, since):
-            # A list entry lacks what the object has (mergeable, commits …), so it only says that there is something.
-            yield Change(
-                _ref("pull_request", item, f"{base}/pulls/{item.get('number')}"), None, _updated(item)
-            )
-        for kind, path in (("issue_comment", "/issues/comments"), ("review_comment", "/pulls/comments")):
-            for item in _updated_since(api, base + path, since):
-                yield Change(_ref(kind, item, f"{base}{path}/{item.get('id')}"), item, _updated(item))
+    for listing, cursor in parts(api, [base + path for base in _repositories(api) for path in LISTED]):
+        kind = LISTED[listing.removeprefix("/".join(listing.split("/")[:4]))]
+        if kind == "pull_request":
+            for item in _pulls_since(api, listing, since, cursor or 1):
+                # A list entry lacks what the object has (mergeable, commits …), so it only says that there is something.
+                yield Change(_ref(kind, item, f"{listing}/{item.get('number')}"), None, _updated(item))
+            continue
+        more = {"state": "all"} if kind == "issue" else {}
+        for item in _updated_since(api, listing, since, cursor, **more):
+            if "pull_request" in item:
+                continue  # this list holds both; the other one is complete for pull requests
+            id_ = item.get("number" if kind == "issue" else "id")
+            yield Change(_ref(kind, item, f"{listing}/{id_}"), item, _updated(item))
 
 
 def _ref(kind: str, item: Mapping[str, Any], path: str) -> ObjectRef:
@@ -192,13 +202,15 @@ def _repositories(api: Api) -> list[str]:
     return [f"/repos/{name}" for name in names]
 
 
-def _updated_since(api: Api, path: str, since: datetime, **params: Any) -> Iterator[dict[str, Any]]:
+def _updated_since(
+    api: Api, path: str, since: datetime, begin: str | None = None, **params: Any
+) -> Iterator[dict[str, Any]]:
     """Walk by time and not by page number: an item that changes meanwhile moves to the end and would shift the pages.
 
     Only where one second holds more than a page, pages are counted; that second is walked again until it brings nothing
     new, since one that left it would have shifted another one over the edge.
     """
-    cursor, page, new = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), 1, False
+    cursor, page, new = begin or since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), 1, False
     seen: set[tuple[str, str]] = set()
     keys: list[tuple[str, str]] = []
     while True:
@@ -210,7 +222,7 @@ def _updated_since(api: Api, path: str, since: datetime, **params: Any) -> Itera
         if page > 1 and items and keys == before:
             raise RetryLater("GitHub's pages go in a circle")
         fresh = [item for item, key in zip(items, keys, strict=True) if key not in seen]
-        yield from fresh
+        yield from turn(api, fresh, path, keys[-1][1] if keys else cursor)
         seen.update(keys)
         new = new or bool(fresh)
         if len(items) == PAGE and keys[-1][1] == cursor:
@@ -223,19 +235,16 @@ def _updated_since(api: Api, path: str, since: datetime, **params: Any) -> Itera
             cursor, page, new, seen = keys[-1][1], 1, False, set(keys)
 
 
-def _pulls_since(api: Api, base: str, since: datetime) -> Iterator[dict[str, Any]]:
-    page = 1
+def _pulls_since(api: Api, path: str, since: datetime, page: int) -> Iterator[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     while True:
         before = items
-        found = api.get(
-            f"{base}/pulls", state="all", sort="updated", direction="desc", per_page=PAGE, page=page
-        )
+        found = api.get(path, state="all", sort="updated", direction="desc", per_page=PAGE, page=page)
         items = listed(found)
         if items and items == before:
             raise RetryLater("GitHub's pages go in a circle")
         recent = [item for item in items if (_updated(item) or since) >= since]
-        yield from recent
+        yield from turn(api, recent, path, page + 1)
         if len(items) < PAGE or len(recent) < len(items):
             return
         page += 1
@@ -311,7 +320,7 @@ def endpoint_health(api: Api) -> Health:
     try:
         found = api.find(hook)
     except ApiRefused as refusal:
-        return Health("unknown", refusal.reason)
+        return Health("unknown", refusal.reason, refusal.http_status)
     if found is None:
         return Health("missing", "GitHub has no such hook")
     if not found.get("active"):

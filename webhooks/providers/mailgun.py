@@ -25,11 +25,14 @@ from ..provider import (
     Provider,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     dig,
     instant,
+    parts,
     path_segment,
+    turn,
 )
 from ..signatures import hmac, matching, unix
 
@@ -60,6 +63,9 @@ SIGNED = ("timestamp", "token", "signature")
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 MAIL = frozenset({"body-plain", "body-mime", "stripped-text", "message-url"})
 """Fields that only a mail has, each of which Mailgun writes itself."""
+
+HOOKS = {"permanent_fail": "failed.permanent", "temporary_fail": "failed.temporary"}
+"""What an event is called where webhooks are set up, if otherwise → its type."""
 
 MAX_FIELDS = 2000
 """A mail's headers and attachments are a field each; nobody has thousands."""
@@ -321,9 +327,10 @@ def version(ref: ObjectRef, data: Json) -> Version | None:
 def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
     """The log of the configured domains, oldest first, which reaches back three days or more. Misses mails that a route
     forwarded without storing them, and events that turn up later than half an hour after they happened."""
-    for domain in _domains(api):
+    for domain, token in parts(api, _domains(api)):
         begin = int((since - LATE).timestamp())
-        for event in _events(api, f"/v3/{path_segment(domain)}/events", begin=begin, ascending="yes"):
+        path = f"/v3/{path_segment(domain)}/events"
+        for event in _events(api, path, part=domain, token=token, begin=begin, ascending="yes"):
             yield LogEntry(_key(event), instant(event.get("timestamp")), partial(_read, event))
 
 
@@ -333,12 +340,14 @@ def _read(event: Mapping[str, Any]) -> list[Envelope]:
     return [replace(envelope, request=request) for envelope in parse(request)]
 
 
-def _events(api: Api, path: str, **params: Any) -> Iterator[dict[str, Any]]:
+def _events(
+    api: Api, path: str, *, part: str = "", token: str | None = None, **params: Any
+) -> Iterator[dict[str, Any]]:
     # Not `find`: a domain that is not there is a wrong setting or region, and no empty log.
-    answer = api.get(path, limit=PAGE, **params)
+    answer = api.get(f"{path}/{token}") if token else api.get(path, limit=PAGE, **params)
     while items := [item for item in dig(answer, "items") or [] if isinstance(item, dict)]:
-        yield from items
         following = _PAGING.search(as_text(dig(answer, "paging", "next")))
+        yield from turn(api, items, part, following[1] if following else None)
         if following is None:
             return
         answer = api.get(f"{path}/{following[1]}")
@@ -358,8 +367,10 @@ def endpoint_health(api: Api) -> Health:
     try:
         types = {name for domain in _domains(api) for name in _types_at(api, domain, ours)}
         account = dig(api.find("/v1/webhooks"), "webhooks") or []
-    except (NotFetchable, ApiRefused) as reason:
+    except NotFetchable as reason:
         return Health("unknown", str(reason))
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason, refusal.http_status)
     types |= {name for hook in account if dig(hook, "url") == ours for name in dig(hook, "event_types") or []}
     return (
         Health("enabled", ", ".join(sorted(types)))
@@ -368,9 +379,41 @@ def endpoint_health(api: Api) -> Health:
     )
 
 
+def subscriptions(api: Api) -> list[Subscription]:
+    """The URLs that are called for the configured domains, each with its types, and those of the whole account."""
+    ours = api.settings.get("endpoint_url")
+    found = []
+    for domain in _domains(api):
+        types: dict[str, list[str]] = {}
+        for name, urls in _hooks_of(api, domain).items():
+            for url in urls:
+                types.setdefault(url, []).append(HOOKS.get(name, name))
+        found += [
+            Subscription(
+                f"{domain}: {url}",
+                url,
+                types=tuple(sorted(names)),
+                ours=url == ours if ours else None,
+                scope=domain,
+            )
+            for url, names in types.items()
+        ]
+    for hook in dig(api.find("/v1/webhooks"), "webhooks") or []:
+        url = as_text(dig(hook, "url"))
+        names = tuple(HOOKS.get(name, name) for name in map(as_text, dig(hook, "event_types") or []))
+        id_ = as_text(dig(hook, "webhook_id")) or as_text(dig(hook, "id")) or url
+        found.append(Subscription(f"account: {id_}", url, types=names, ours=url == ours if ours else None))
+    return found
+
+
 def _types_at(api: Api, domain: str, ours: str) -> list[str]:
-    hooks = dig(api.get(f"/v3/domains/{path_segment(domain)}/webhooks"), "webhooks")
-    return [name for name, hook in (hooks or {}).items() if ours in (dig(hook, "urls") or [])]
+    return [name for name, urls in _hooks_of(api, domain).items() if ours in urls]
+
+
+def _hooks_of(api: Api, domain: str) -> dict[str, list[str]]:
+    """What Mailgun calls an event for a webhook → the URLs that it calls."""
+    hooks = dig(api.get(f"/v3/domains/{path_segment(domain)}/webhooks"), "webhooks") or {}
+    return {name: [as_text(url) for url in dig(hook, "urls") or []] for name, hook in hooks.items()}
 
 
 def secret_problem(secret: str) -> str | None:
@@ -452,6 +495,8 @@ provider = Provider(
     version=version,
     list_events=list_events,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    untold={"enable": "Mailgun never disables a webhook; one that was deleted is made anew there."},
     authoritative={
         "delivery": (("delivered", "failed.permanent"), f"{MANUAL}/events/events"),
     },

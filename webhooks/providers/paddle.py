@@ -25,6 +25,7 @@ from ..provider import (
     Redelivery,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     body_key,
@@ -33,6 +34,7 @@ from ..provider import (
     listed,
     path_segment,
     served,
+    turn,
 )
 from ..signatures import TimestampedHeader
 
@@ -118,7 +120,8 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
     """Transactions that changed since. Misses every other kind, whose lists have no such filter; the event
     log has them all for 90 days."""
     seen: set[tuple[str, Any]] = set()
-    cursor, after = since.astimezone(UTC).isoformat().replace("+00:00", "Z"), None
+    begin = since.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    cursor, after = as_text(dig(api.place, "cursor")) or begin, None
     while True:
         # By time and not by page: what changes meanwhile moves to the end, and is read there.
         page = api.get(
@@ -129,11 +132,11 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
         items = _data(page)
         # What was read at the last instant of a page comes again; what changed once more is another entry.
         entries = [(as_text(item.get("id")), item.get("updated_at")) for item in items]
-        for item, entry in zip(items, entries, strict=True):
-            if entry not in seen:
-                yield Change(ObjectRef("transaction", entry[0]), item, instant(item.get("updated_at")))
-        seen.update(entries)
+        new = [(item, entry) for item, entry in zip(items, entries, strict=True) if entry not in seen]
         before, last = after, as_text(items[-1].get("updated_at")) if items else ""
+        for item, entry in turn(api, new, "transaction", last or cursor):
+            yield Change(ObjectRef("transaction", entry[0]), item, instant(item.get("updated_at")))
+        seen.update(entries)
         after = as_text(items[-1].get("id")) if items and instant(last) == instant(cursor) else None
         if not items or not dig(page, "meta", "pagination", "has_more") or (after and after == before):
             return
@@ -143,9 +146,10 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
 def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
     """The event log, which reaches back 90 days; newest first. Misses nothing within that time; also holds
     events that this destination is not subscribed to. Entries hold the whole event."""
-    for page in _pages(api, "/events"):
+    for page in _pages(api, "/events", after=dig(api.place, "cursor")):
         recent = [event for event in page if (instant(event.get("occurred_at")) or since) >= since]
-        yield from (_log_entry(event) for event in recent if as_text(event.get("event_id")).strip())
+        entries = [_log_entry(event) for event in recent if as_text(event.get("event_id")).strip()]
+        yield from turn(api, entries, "", page[-1].get("event_id"))
         if not recent:
             return
 
@@ -156,9 +160,10 @@ def _log_entry(event: dict[str, Any]) -> LogEntry:
     return LogEntry(key, instant(event.get("occurred_at")), lambda: parse(request))
 
 
-def _pages(api: Api, path: str, id_: str = "event_id", **params: Any) -> Iterator[list[dict[str, Any]]]:
+def _pages(
+    api: Api, path: str, id_: str = "event_id", *, after: str | None = None, **params: Any
+) -> Iterator[list[dict[str, Any]]]:
     # By id, of which newer ones sort higher: what comes in meanwhile is before the cursor and shifts nothing.
-    after = None
     while True:
         page = api.get(path, order_by="id[DESC]", per_page=PAGE, after=after, **params)
         items = _data(page)
@@ -205,12 +210,38 @@ def endpoint_health(api: Api) -> Health:
             return Health("disabled", "the destination is not active")
         waiting = api.get("/notifications", status="needs_retry", notification_setting_id=wanted, per_page=1)
     except ApiRefused as refusal:
-        return Health("unknown", refusal.reason)
+        return Health("unknown", refusal.reason, refusal.http_status)
     return (
         Health("failing", "deliveries are waiting for another attempt")
         if _data(waiting)
         else Health("enabled")
     )
+
+
+def subscriptions(api: Api) -> list[Subscription]:
+    """Every destination that is a URL and gets real events; those for simulations alone are not among them."""
+    wanted = api.settings.get("notification_setting_id")
+    return [
+        Subscription(
+            as_text(item.get("id")),
+            as_text(item.get("destination")),
+            item.get("active") is True,
+            tuple(as_text(dig(event, "name")) for event in item.get("subscribed_events") or []),
+            as_text(item.get("api_version")),
+            ours=item.get("id") == wanted if wanted else None,
+        )
+        for page in _pages(api, "/notification-settings", "id")
+        for item in page
+        if item.get("type") == "url" and item.get("traffic_source") != "simulation"
+    ]
+
+
+def enable(api: Api) -> None:
+    wanted = api.settings.get("notification_setting_id", "")
+    if not wanted:
+        raise NotFetchable("set `notification_setting_id` (ntfset_…) to make a destination active")
+    # paddle-python-sdk 1.16.1, NotificationSettingsClient.update
+    api.send("PATCH", f"/notification-settings/{path_segment(wanted)}", {"active": True})
 
 
 def secret_problem(secret: str) -> str | None:
@@ -285,6 +316,8 @@ provider = Provider(
     list_events=list_events,
     redeliver=redeliver,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    enable=enable,
     authoritative={
         # transaction.paid comes first, before fees, invoice and subscription are settled.
         "fulfil-order": (

@@ -27,13 +27,17 @@ from ..provider import (
     Provider,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     body_key,
     dig,
     instant,
+    listed,
+    parts,
     path_segment,
     served,
+    turn,
 )
 from ..signatures import HmacBody
 
@@ -160,21 +164,22 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
     if not account:
         raise NotFetchable("Razorpay: set `account_id` (acc_…), which its lists do not tell, to reconcile")
     start = int((since - LIST_LAG).timestamp())
-    for kind in LISTED:
-        for item in _items(api, PATHS[kind], start):
+    for kind, skip in parts(api, LISTED):
+        for item in _items(api, kind, start, skip or 0):
             # A list lags behind, so an entry only says that there is something.
             ref = ObjectRef(kind, as_text(item.get("id")))
             yield Change(ref, None, instant(item.get("created_at")), account)
 
 
-def _items(api: Api, path: str, start: int) -> Iterator[dict[str, Any]]:
+def _items(api: Api, kind: str, start: int, skip: int) -> Iterator[dict[str, Any]]:
     """By offset, newest first: what is created meanwhile moves the rest: seen twice, not missed."""
     seen: set[str] = set()
-    skip, before = 0, None
+    before = None
     while True:
-        page = dig(api.get(path, count=PAGE, skip=skip, **{"from": start}), "items") or []
+        page = dig(api.get(PATHS[kind], count=PAGE, skip=skip, **{"from": start}), "items") or []
         items = [item for item in page if isinstance(item, dict) and as_text(item.get("id"))]
-        yield from (item for item in items if as_text(item.get("id")) not in seen)
+        new = [item for item in items if as_text(item.get("id")) not in seen]
+        yield from turn(api, new, kind, skip + len(page))
         seen |= {as_text(item.get("id")) for item in items}
         if len(page) < PAGE or page == before:
             return
@@ -189,7 +194,7 @@ def endpoint_health(api: Api) -> Health:
     try:
         page = api.get("/v1/webhooks", count=PAGE)
     except ApiRefused as refusal:
-        return Health("unknown", refusal.reason)
+        return Health("unknown", refusal.reason, refusal.http_status)
     found = [item for item in dig(page, "items") or [] if dig(item, "url") == wanted]
     if not found:
         return Health("missing", f"Razorpay has no webhook for {wanted}")
@@ -203,6 +208,27 @@ def endpoint_health(api: Api) -> Health:
             "failing", "it has no secret there, so its deliveries are not signed and we refuse them"
         )
     return Health("enabled")
+
+
+def subscriptions(api: Api) -> list[Subscription]:
+    """The webhooks of the account, the first hundred of them."""
+    wanted = api.settings.get("webhook_url")
+    return [
+        Subscription(
+            as_text(item.get("id")),
+            as_text(item.get("url")),
+            item.get("active") is not False and not item.get("disabled_at"),
+            _events(item.get("events")),
+            ours=item.get("url") == wanted if wanted else None,
+        )
+        for item in listed(api.get("/v1/webhooks", count=PAGE), "items")
+    ]
+
+
+def _events(events: Json) -> tuple[str, ...]:
+    # The partners' API documents a list and its examples a mapping of names to whether they are on.
+    on = [name for name, wanted in events.items() if wanted] if isinstance(events, dict) else events or []
+    return tuple(as_text(name) for name in on)
 
 
 def secret_problem(secret: str) -> str | None:
@@ -303,6 +329,10 @@ provider = Provider(
     list_changed=list_changed,
     final=FINAL,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    untold={
+        "enable": "a webhook that Razorpay has disabled is enabled in its dashboard; its API makes and lists them only."
+    },
     authoritative={
         # Also payment.captured, for who does not use orders; both are sent, so only one may decide.
         "fulfil-order": (

@@ -6,6 +6,7 @@ No event log and no redelivery: what was not delivered is only found by listing 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,13 +28,16 @@ from ..provider import (
     Provider,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     body_key,
     dig,
     instant,
+    parts,
     path_segment,
     served,
+    turn,
 )
 from ..signatures import HmacBody
 
@@ -103,6 +107,7 @@ LIST_LAG = timedelta(minutes=10)
 """Lists are served from a search index that follows the data with a delay; how long is not published."""
 
 PAGE = 100
+TOPIC = re.compile(r"[A-Z][A-Z_]*", re.ASCII)
 SHOP = re.compile(r"[a-z0-9][a-z0-9-]*\.myshopify\.com", re.ASCII)
 NAMES = ("Topic", "Shop-Domain", "Webhook-Id", "Event-Id", "Triggered-At", "Action", "API-Version")
 WEBHOOKS, EVENTS = "X-Shopify-", "Shopify-"
@@ -236,17 +241,35 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
     """Objects of the kinds in `listed` that changed since. Misses deletions, orders older than 60 days (but
     for read_all_orders) and kinds that have no such list (refunds: their order changes with them)."""
     start = (since - LIST_LAG).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    for kind in (name.strip() for name in (api.settings.get("listed") or LISTED).split(",")):
+    names = [name.strip() for name in (api.settings.get("listed") or LISTED).split(",")]
+    for kind, after in parts(api, names):
         if kind not in LISTS:
             raise NotFetchable(f"`listed` may hold {', '.join(LISTS)}, not {kind!r}")
-        for item in _nodes(api, LISTS[kind], _fields(api, kind), f"updated_at:>='{start}'", "UPDATED_AT"):
+        for item in _nodes(
+            api,
+            LISTS[kind],
+            _fields(api, kind),
+            f"updated_at:>='{start}'",
+            "UPDATED_AT",
+            part=kind,
+            after=after,
+        ):
             ref = ObjectRef(kind, _id(item.get("id")))
             yield Change(
                 ref, item, instant(item.get("updatedAt")), api.account or api.settings.get("shop", "")
             )
 
 
-def _nodes(api: Api, root: str, fields: str, filter_: str = "", sort: str = "") -> Iterator[dict[str, Any]]:
+def _nodes(
+    api: Api,
+    root: str,
+    fields: str,
+    filter_: str = "",
+    sort: str = "",
+    *,
+    part: str = "",
+    after: str | None = None,
+) -> Iterator[dict[str, Any]]:
     # By cursor and in order of change: what changes meanwhile moves behind the cursor and is read there.
     by = f", sortKey: {sort}" if sort else ""
     narrowed = (", $filter: String", ", query: $filter") if filter_ else ("", "")
@@ -254,13 +277,13 @@ def _nodes(api: Api, root: str, fields: str, filter_: str = "", sort: str = "") 
         f"query($after: String{narrowed[0]}) {{ {root}(first: {PAGE}, after: $after{narrowed[1]}{by})"
         f" {{ nodes {{ {fields} }} pageInfo {{ hasNextPage endCursor }} }} }}"
     )
-    after = None
     while True:
         page = dig(
             api.graphql(_path(api), query, after=after, **({"filter": filter_} if filter_ else {})), root
         )
-        yield from (node for node in dig(page, "nodes") or [] if isinstance(node, dict))
         before, after = after, dig(page, "pageInfo", "endCursor")
+        nodes = [node for node in dig(page, "nodes") or [] if isinstance(node, dict)]
+        yield from turn(api, nodes, part, after or before)
         if not dig(page, "pageInfo", "hasNextPage") or not after or after == before:
             return
 
@@ -270,17 +293,62 @@ def endpoint_health(api: Api) -> Health:
 
     Those of the app's configuration file never show here, and none has a state.
     """
-    wanted = {topic.strip() for topic in api.settings.get("topics", "").split(",") if topic.strip()}
+    wanted = _wanted(api)
     url = api.settings.get("webhook_url", "")
     if not wanted or not url:
         return Health("unknown", "set `webhook_url` and the `topics` that were subscribed with the API")
     try:
-        nodes = list(_nodes(api, "webhookSubscriptions", "id topic uri"))
-    except (ApiRefused, NotFetchable) as refusal:
-        return Health("unknown", str(refusal))
-    found = {as_text(node.get("topic")) for node in nodes if node.get("uri") == url}
-    missing = sorted(topic for topic in wanted if topic.upper().replace("/", "_") not in found)
+        found = {as_text(node.get("topic")) for node in _ours(api, url)}
+    except NotFetchable as reason:
+        return Health("unknown", str(reason))
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason, refusal.http_status)
+    missing = sorted(topic for name, topic in wanted.items() if name not in found)
     return Health("missing", f"no subscription for {', '.join(missing)}") if missing else Health("enabled")
+
+
+def subscriptions(api: Api) -> list[Subscription]:
+    """One for each topic that was subscribed with the API. Those of the app's configuration file never show, so a topic
+    that is missing may come all the same. The topics are shown in capitals, in which `/` and `_` are one sign."""
+    url = api.settings.get("webhook_url")
+    return [
+        Subscription(
+            _id(node.get("id")),
+            as_text(node.get("uri")),
+            types=(as_text(node.get("topic")).lower().replace("_", "?"),),
+            api_version=as_text(dig(node, "apiVersion", "handle")),
+            ours=node.get("uri") == url if url else None,
+        )
+        for node in _nodes(api, "webhookSubscriptions", "id topic uri apiVersion { handle }")
+    ]
+
+
+def enable(api: Api) -> None:
+    """Subscribe again to those of `topics` that Shopify has removed, without a filter and with every field."""
+    url = api.settings.get("webhook_url", "")
+    topics = sorted(_wanted(api).keys() - {as_text(node.get("topic")) for node in _ours(api, url)})
+    if not url or not topics:
+        raise NotFetchable("set `webhook_url` and the `topics` that were subscribed with the API")
+    for topic in topics:
+        # The names of the arguments' types are not among the facts, so that they stand in the query itself.
+        query = (
+            f"mutation {{ webhookSubscriptionCreate(topic: {topic}, webhookSubscription: {{uri: {json.dumps(url)}}})"
+            " { webhookSubscription { id } userErrors { message } } }"
+        )
+        refused = dig(api.graphql(_path(api), query), "webhookSubscriptionCreate", "userErrors")
+        if refused:
+            raise ApiRefused(f"Shopify does not subscribe {topic}", 200, refused)
+
+
+def _wanted(api: Api) -> dict[str, str]:
+    """The `topics`: as the API spells them → as they were given."""
+    given = (topic.strip() for topic in api.settings.get("topics", "").split(","))
+    spelled = {topic.upper().replace("/", "_"): topic for topic in given}
+    return {name: topic for name, topic in spelled.items() if TOPIC.fullmatch(name)}
+
+
+def _ours(api: Api, url: str) -> Iterator[dict[str, Any]]:
+    return (node for node in _nodes(api, "webhookSubscriptions", "id topic uri") if node.get("uri") == url)
 
 
 def secret_problem(secret: str) -> str | None:
@@ -359,6 +427,9 @@ provider = Provider(
     version=version,
     list_changed=list_changed,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    lists_all=False,
+    enable=enable,
     authoritative={"order-paid": (("orders/paid",), "https://shopify.dev/docs/api/webhooks/latest")},
     companions={
         "order-paid": (

@@ -399,6 +399,10 @@ provider = Provider(
     version=version,
     list_changed=list_changed,
     endpoint_health=endpoint_health,
+    untold={
+        "subscriptions": "an app's manifest is read with a configuration token, which no app has at run time.",
+        "enable": "events are switched on in the app's settings; Slack tells its owner by e-mail when it stops.",
+    },
     authoritative={
         "answer-mention": (("app_mention",), "https://docs.slack.dev/reference/events/message.channels"),
     },

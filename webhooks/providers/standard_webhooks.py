@@ -172,6 +172,11 @@ provider = Provider(
     policy=Policy(checked=date(2026, 12, 1)),  # each sender has its own
     headers=("webhook-id",),
     secret_problem=secret_problem,
+    untold={
+        "endpoint_health": "the standard says how to sign, not how to ask the sender.",
+        "subscriptions": "the standard says how to sign, not how to ask the sender.",
+        "enable": "the standard says how to sign, not how to ask the sender.",
+    },
     sample=sample,
     sample_types=("contact.created", "contact.updated", "contact.deleted", "invoice.paid"),
 )

@@ -30,8 +30,10 @@ from ..provider import (
     dig,
     instant,
     listed,
+    parts,
     path_segment,
     served,
+    turn,
 )
 from ..signatures import TimestampedHeader
 
@@ -163,11 +165,11 @@ def version(_ref: ObjectRef, data: Json) -> Version | None:
 def list_changed(api: Api, since: datetime) -> Iterator[Change]:
     """Objects created since. Misses every change to an older object (the lists know no other filter) and every
     deletion; the event log has both for 30 days."""
-    for kind in LISTED:
+    for kind, after in parts(api, LISTED):
         params: dict[str, Any] = {"created[gte]": int(since.timestamp())}
         if kind == "subscription":
             params["status"] = "all"  # the default hides canceled ones
-        for item in _items(api, PATHS[kind], params):
+        for item in _items(api, PATHS[kind], params, part=kind, after=after):
             ref = _contained(item)
             if ref is not None:
                 # A list entry is not expanded as the fetched object is, so it only says that there is something.
@@ -176,14 +178,15 @@ def list_changed(api: Api, since: datetime) -> Iterator[Change]:
 
 def list_events(api: Api, since: datetime) -> Iterator[LogEntry]:
     """The event log, which reaches back 30 days; newest first. Misses thin events, and those of connected accounts."""
-    for event in _items(api, "/v1/events", {"created[gte]": int(since.timestamp())}):
+    after = dig(api.place, "cursor")
+    for event in _items(api, "/v1/events", {"created[gte]": int(since.timestamp())}, after=after):
         yield _log_entry(event)
 
 
 def list_events_between(api: Api, since: datetime, until: datetime) -> Iterator[LogEntry]:
     """The event log of a stretch of time, newest first."""
     span = {"created[gte]": int(since.timestamp()), "created[lte]": int(until.timestamp())}
-    for event in _items(api, "/v1/events", span):
+    for event in _items(api, "/v1/events", span, after=dig(api.place, "cursor")):
         yield _log_entry(event)
 
 
@@ -199,15 +202,17 @@ def _log_entry(event: dict[str, Any]) -> LogEntry:
     )
 
 
-def _items(api: Api, path: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    after = None
+def _items(
+    api: Api, path: str, params: dict[str, Any], *, part: str = "", after: str | None = None
+) -> Iterator[dict[str, Any]]:
+    # By id, newest first: what comes in meanwhile is before the cursor and shifts nothing.
     while True:
         page = api.get(path, limit=PAGE, starting_after=after, **params)
         items = listed(page, "data")
-        yield from items
+        before, after = after, as_text(items[-1].get("id")) if items else after
+        yield from turn(api, items, part, after)
         if not items or not page.get("has_more"):
             return
-        before, after = after, as_text(items[-1].get("id"))
         if after in {before, ""}:
             raise RetryLater("Stripe's pages go in a circle")
 
@@ -219,7 +224,7 @@ def endpoint_health(api: Api) -> Health:
     try:
         found = api.find(f"/v1/webhook_endpoints/{path_segment(wanted)}")
     except ApiRefused as refusal:
-        return Health("unknown", refusal.reason)
+        return Health("unknown", refusal.reason, refusal.http_status)
     if found is None:
         return Health("missing", f"Stripe has no endpoint {wanted}")
     return Health("enabled" if found.get("status") == "enabled" else "disabled", as_text(found.get("url")))

@@ -324,6 +324,11 @@ provider = Provider(
         max_size=20_000,  # the documented limit; the code of v2.196.0 takes 200 KiB
         source=SOURCE,
     ),
+    untold={
+        "endpoint_health": "hooks stand in the project's configuration, which another API with another token holds.",
+        "subscriptions": "hooks stand in the project's configuration, which another API with another token holds.",
+        "enable": "nothing disables a hook; it is set in the project's configuration.",
+    },
     sample=sample,
     sample_types=HOOKS,
 )

@@ -25,6 +25,7 @@ from ..provider import (
     Redelivery,
     Request,
     Sample,
+    Subscription,
     Version,
     as_text,
     body_key,
@@ -32,6 +33,7 @@ from ..provider import (
     instant,
     path_segment,
     served,
+    turn,
 )
 from ..signatures import StandardWebhooks, whsec_problem
 
@@ -136,11 +138,12 @@ def _read(item: Mapping[str, Any]) -> list[Envelope]:
 
 
 def _items(api: Api, path: str, **params: Any) -> Iterator[dict[str, Any]]:
-    iterator = None
+    iterator = dig(api.place, "cursor") if dig(api.place, "part") == path else None
     while True:
         answer = api.get(path, limit=PAGE, iterator=iterator, **params)
-        yield from (item for item in dig(answer, "data") or [] if isinstance(item, dict))
         following = dig(answer, "iterator")
+        items = [item for item in dig(answer, "data") or [] if isinstance(item, dict)]
+        yield from turn(api, items, path, following or iterator)
         if dig(answer, "done") is not False or not following or following == iterator:
             return
         iterator = following
@@ -160,8 +163,10 @@ def redeliver(api: Api, since: datetime) -> Iterator[Redelivery]:
 def endpoint_health(api: Api) -> Health:
     try:
         found = api.find(_endpoint(api))
-    except (NotFetchable, ApiRefused) as reason:
+    except NotFetchable as reason:
         return Health("unknown", str(reason))
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason, refusal.http_status)
     if found is None:
         return Health("missing", "Svix has no such endpoint")
     if dig(found, "disabled"):
@@ -173,6 +178,26 @@ def endpoint_health(api: Api) -> Health:
         if failed
         else Health("enabled")
     )
+
+
+def subscriptions(api: Api) -> list[Subscription]:
+    """The endpoints of the configured app. One without types gets all of them."""
+    wanted = api.settings.get("endpoint_id")
+    return [
+        Subscription(
+            as_text(item.get("id")),
+            as_text(item.get("url")),
+            item.get("disabled") is not True,
+            tuple(as_text(type_) for type_ in item.get("filterTypes") or ["*"]),
+            ours=item.get("id") == wanted if wanted else None,
+            scope=",".join(sorted(as_text(channel) for channel in item.get("channels") or [])),
+        )
+        for item in _items(api, f"{_app(_setting(api, 'app_id'))}/endpoint")
+    ]
+
+
+def enable(api: Api) -> None:
+    api.send("PATCH", _endpoint(api), {"disabled": False})
 
 
 def _endpoint(api: Api) -> str:
@@ -251,6 +276,8 @@ provider = Provider(
     list_events=list_events,
     redeliver=redeliver,
     endpoint_health=endpoint_health,
+    subscriptions=subscriptions,
+    enable=enable,
     authoritative={
         "endpoint-disabled": (("endpoint.disabled",), "https://docs.svix.com/retries"),
     },

@@ -438,8 +438,10 @@ def endpoint_health(api: Api) -> Health:
         )
     try:
         found = api.find(f"{_account_path(api)}/IncomingPhoneNumbers/{number}.json")
-    except (ApiRefused, NotFetchable) as refusal:
-        return Health("unknown", str(refusal))
+    except NotFetchable as reason:
+        return Health("unknown", str(reason))
+    except ApiRefused as refusal:
+        return Health("unknown", refusal.reason, refusal.http_status)
     urls = [as_text(dig(found, name)) for name in ("sms_url", "voice_url", "status_callback")]
     if any(_same_url(candidate, url) for candidate in urls):
         return Health("enabled")
@@ -529,6 +531,10 @@ provider = Provider(
     final=FINAL,
     list_events=list_events,
     endpoint_health=endpoint_health,
+    untold={
+        "subscriptions": "each message and call names its own callback when it is made, so there is no list of them.",
+        "enable": "Twilio never switches a URL off; a number that points elsewhere is set by hand.",
+    },
     authoritative={
         "message-outcome": (
             ("message.delivered", "message.undelivered", "message.failed"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from ..api import Apis
 from ..apply import Applier
@@ -18,9 +18,10 @@ from .auditing import SAMPLE, Auditing, statement, upper_bound
 from .causes import CAUSES
 from .comparing import Comparing, differences
 from .late import Late
-from .limits import EVERY, KEEP_BODIES, KEEP_CLAIMS, KEEP_EVENTS, KEEP_NONCES, KEEP_REJECTIONS
+from .limits import EVERY, KEEP_BODIES, KEEP_CLAIMS, KEEP_EVENTS, KEEP_LISTED, KEEP_NONCES, KEEP_REJECTIONS
 from .reconciling import Reconciling
 from .recovering import Recovering
+from .reverifying import Reverified, reverify
 from .runs import Drift, Run, Runs
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "SAMPLE",
     "Drift",
     "Reconciler",
+    "Reverified",
     "Run",
     "differences",
     "statement",
@@ -197,16 +199,31 @@ class Reconciler:
         )
         return Finding(endpoint.name, "lost_events", swept, detail, {"gap": gap})
 
+    def reverify(self, endpoint: Endpoint, since: datetime | None = None, *, dry: bool = False) -> Reverified:
+        """Check the kept refused deliveries again and record those that were genuine; see `reverifying`."""
+        done = reverify(self.inbox, endpoint, since, dry=dry)
+        if done.recorded and not dry:
+            self.bell.ring_now()
+        return done
+
     # -- purge
 
     def purge(self) -> dict[str, int]:
         """Drop what is old: bodies first, whole events much later, claims in between."""
         return {
-            "bodies": self.inbox.purge_bodies(KEEP_BODIES),
+            "bodies": self.inbox.purge_bodies(
+                KEEP_BODIES,
+                {name: e.keep_bodies for name, e in self.endpoints.items() if e.keep_bodies is not None},
+            ),
             "events": self.inbox.purge_events(KEEP_EVENTS),
             "claims": self.inbox.purge_claims(KEEP_CLAIMS),
+            "listed": self.inbox.purge_listed(KEEP_LISTED),
             "nonces": self.inbox.purge_nonces(KEEP_NONCES),
             "rejections": self.inbox.purge_rejections(KEEP_REJECTIONS),
+            "refused_bodies": sum(
+                self.inbox.purge_refused_bodies(name, endpoint.keep_refused or timedelta(0))
+                for name, endpoint in self.endpoints.items()
+            ),
             "issues": self._issues.purge(),
         }
 

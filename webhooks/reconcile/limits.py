@@ -13,10 +13,12 @@ __all__ = [
     "KEEP_BODIES",
     "KEEP_CLAIMS",
     "KEEP_EVENTS",
+    "KEEP_LISTED",
     "KEEP_NONCES",
     "KEEP_REJECTIONS",
     "LISTED_CHUNK",
     "OVERLAP",
+    "PLACE_KEEPS",
     "RACY",
     "REREAD",
     "RUN_LEASE",
@@ -60,6 +62,10 @@ BATCH = 100
 LISTED_CHUNK = 5_000
 """Listed objects that are held in memory at a time."""
 
+PLACE_KEEPS = timedelta(days=1)
+"""A listing that was left half-way is gone on with for so long; then its cursor may be worth nothing, and what was listed is
+old."""
+
 REREAD = 500
 """Copies of objects that are not in their last state and are read again per run, the longest unchecked first."""
 
@@ -76,6 +82,8 @@ KEEP_BODIES = timedelta(days=30)
 KEEP_EVENTS = timedelta(days=365)
 """Longer than any provider can still send: Stripe resends for 30 days."""
 KEEP_CLAIMS = timedelta(days=7)
+KEEP_LISTED = timedelta(days=7)
+"""Long after `PLACE_KEEPS`: a run may take days to compare what it went on with."""
 KEEP_NONCES = timedelta(days=7)
 """Longer than any scheme's tolerance."""
 KEEP_REJECTIONS = timedelta(days=30)

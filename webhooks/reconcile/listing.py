@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,14 +19,17 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    delete,
     exists,
     func,
     insert,
     or_,
     select,
     text,
+    tuple_,
     update,
 )
+from sqlalchemy.sql import ColumnElement
 
 from .. import jsontext
 from ..endpoints import Endpoint
@@ -34,6 +37,7 @@ from ..inbox import Inbox, write_version
 from ..inbox.rows import stored_key
 from ..provider import Change, ObjectRef
 from .limits import LISTED_CHUNK, RACY
+from .places import Place
 
 __all__ = ["Candidate", "Listing"]
 
@@ -56,57 +60,79 @@ class Candidate:
 
 
 class Listing:
-    """What a provider listed, in a table that only this connection sees and that goes with it.
+    """What a provider listed, as rows of `webhook_listed` until it has been compared: those of a run that was killed are
+    there for the next one.
 
     The connection is held open, a transaction is not: the network is asked in between.
     """
 
-    def __init__(self, inbox: Inbox, endpoint: Endpoint, connection: Connection) -> None:
-        self._inbox, self._endpoint, self._connection = inbox, endpoint, connection
-        name = f"webhook_listed_{secrets.token_hex(4)}"
+    def __init__(self, inbox: Inbox, endpoint: Endpoint, connection: Connection, id_: int, size: int) -> None:
+        self._inbox, self._endpoint, self._connection, self._id = inbox, endpoint, connection, id_
         keys = ("account", "kind", "key", "id", "path")
-        self._listed = Table(
-            name,
-            MetaData(),
-            *(Column(each, Text, nullable=False) for each in keys),
-            Column("version", Text),
-            Column("digest", Text),
-            Column("fresh_after", DateTime(timezone=True)),
-            Column("listed_at", DateTime(timezone=True)),
-            prefixes=["TEMPORARY"],
-        )
+        self._listed = inbox.tables.listed
+        self._mine = self._listed.c.listing == id_
         self._different = Table(
-            f"{name}_d",
+            f"webhook_different_{secrets.token_hex(4)}",
             MetaData(),
             Column("n", Integer, primary_key=True, autoincrement=True),
             *(Column(each, Text, nullable=False) for each in keys),
             Column("listed_at", DateTime(timezone=True)),
             prefixes=["TEMPORARY"],
         )
-        self.size = 0
+        self.size = size
 
     @classmethod
     @contextmanager
-    def of(cls, inbox: Inbox, endpoint: Endpoint) -> Iterator[Self]:
-        """An empty listing, gone at the end."""
+    def of(cls, inbox: Inbox, endpoint: Endpoint, place: Place | None = None) -> Iterator[Self]:
+        """The listing of that place, to go on with; else an empty one, of which nothing is left at the end."""
         with inbox.engine.connect() as connection:
-            made = cls(inbox, endpoint, connection)
-            made._listed.create(connection)
-            connection.commit()
+            made = cls(inbox, endpoint, connection, place.listing if place else 0, place.size if place else 0)
+            if place is None:
+                made._forget(made._mine)
+            elif place.keeps and not place.resumed:
+                made._forget(made._of_the_task(place))
             try:
                 yield made
             finally:
                 connection.rollback()
-                for table in (made._different, made._listed):
-                    connection.execute(text(f"DROP TABLE IF EXISTS {table.name}"))
+                connection.execute(text(f"DROP TABLE IF EXISTS {made._different.name}"))
                 connection.commit()
+                if place is None or not place.keeps:
+                    made._forget(made._mine)
 
-    def read(self, changes: Iterable[Change]) -> Iterator[int]:
-        """Take the changes in; after each chunk its size, so that the caller can say that it is alive."""
+    def done(self) -> None:
+        """Forget what was listed: it has been compared."""
+        self._forget(self._mine)
+
+    def _of_the_task(self, place: Place) -> ColumnElement[bool]:
+        """The rows of this listing, and those that other runs of its task have left."""
+        runs = self._inbox.tables.runs.c
+        task = select(runs.id).where(runs.endpoint == place.endpoint, runs.task == place.task)
+        return self._listed.c.listing.in_(task)
+
+    def _forget(self, which: ColumnElement[bool]) -> None:
+        c = self._listed.c
+        while True:
+            some = select(c.listing, c.n).where(which).limit(MARKED)
+            gone = self._connection.execute(
+                delete(self._listed).where(tuple_(c.listing, c.n).in_(some))
+            ).rowcount
+            self._connection.commit()
+            if gone < MARKED:
+                return
+
+    def read(
+        self,
+        changes: Iterable[Change],
+        note: Callable[[Connection, int], None] = lambda _connection, _size: None,
+    ) -> Iterator[int]:
+        """Take the changes in; after each chunk its size. `note` is called within the transaction of each chunk."""
         rest = iter(changes)
         while chunk := list(islice(rest, LISTED_CHUNK)):
-            self._write([self._row(change) for change in chunk])
+            self._write([(self._id, self.size + n, *self._row(change)) for n, change in enumerate(chunk)])
             self.size += len(chunk)
+            note(self._connection, len(chunk))
+            self._connection.commit()
             yield len(chunk)
 
     def _row(self, change: Change) -> tuple[Any, ...]:
@@ -145,7 +171,6 @@ class Listing:
                 # One text for the chunk: row by row it would take twice as long.
                 copy.write("".join(map(_line, rows)))
             raw.close()
-        self._connection.commit()
 
     def differing(self, size: int) -> Iterator[list[Candidate]]:
         """The listed objects of which we have no copy, or another one as far as the listing can tell."""
@@ -190,7 +215,7 @@ class Listing:
                 func.max(shown.listed_at),
             )
             .select_from(joined)
-            .where(~func.coalesce(same, False))
+            .where(self._mine, ~func.coalesce(same, False))
             .group_by(shown.account, shown.kind, shown.key, shown.id)
         )
         if not self._inbox.is_sqlite:
@@ -208,13 +233,13 @@ class Listing:
         """
         objects, shown = self._inbox.tables.objects, self._listed.c
         o = objects.c
+        # SQLite makes an index of the one and PostgreSQL a hash join of the other.
         if self._inbox.is_sqlite:
-            self._connection.execute(
-                text(
-                    f"CREATE INDEX IF NOT EXISTS temp.ix_{self._listed.name} ON {self._listed.name} (account, kind, key)"
-                )
-            )
-        is_shown = exists().where(shown.account == o.account, shown.kind == o.kind, shown.key == o.id)
+            keys_shown = select(shown.account, shown.kind, shown.key).where(self._mine)
+            is_unlisted: ColumnElement[bool] = tuple_(o.account, o.kind, o.id).not_in(keys_shown)
+        else:
+            same = (shown.account == o.account, shown.kind == o.kind, shown.key == o.id)
+            is_unlisted = ~exists().where(self._mine, *same)
         wanted = (
             select(o.account, o.kind, o.id)
             .where(
@@ -222,7 +247,7 @@ class Listing:
                 o.deleted_at.is_(None),
                 o.unlisted_at.is_(None),
                 o.as_of < before,
-                ~is_shown,
+                is_unlisted,
             )
             .limit(MARKED)
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 
 from ..api import Apis
 from ..endpoints import Endpoint
@@ -20,6 +20,7 @@ from .accounts import of_all_accounts
 from .comparing import Comparing
 from .limits import BATCH, EPOCH, FULL_SWEEP_EVERY, REREAD, SWEEP_CALLS
 from .listing import Candidate, Listing
+from .places import Place
 from .runs import Run, Runs
 
 __all__ = ["Reconciling"]
@@ -62,8 +63,11 @@ class Reconciling:
         ) as run:
             if run is not None:
                 self._note_began(endpoint)
-                with Listing.of(self.inbox, endpoint) as listing:
-                    self._compare_listed(endpoint, listing, run.since, run, dry=dry, kind=kind)
+                place = Place.of(self.inbox, run, keeps=not (dry or kind is not None or run.chosen))
+                with Listing.of(self.inbox, endpoint, place) as listing:
+                    self._compare_listed(endpoint, listing, place, run, dry=dry, kind=kind)
+                    listing.done()
+                place.drop()
                 self._reread(endpoint, run, dry=dry, kind=kind)
         return run
 
@@ -79,7 +83,7 @@ class Reconciling:
         self,
         endpoint: Endpoint,
         listing: Listing,
-        since: datetime,
+        place: Place,
         run: Run,
         *,
         dry: bool = False,
@@ -87,11 +91,22 @@ class Reconciling:
     ) -> None:
         listed = endpoint.provider.list_changed
         assert listed is not None
-        every = of_all_accounts(self.inbox, self.apis, endpoint, run, lambda api: listed(api, since))
-        changes = self._wanted(endpoint, every, kind)
-        for size in listing.read(changes):
+
+        def note(connection: Connection, size: int) -> None:
             run.seen += size
-            self.runs.goes_on(run)
+            place.size += size
+            place.write(connection, run)
+            self.runs.note(run, connection)
+
+        if not place.read:
+            since = run.since
+            every = of_all_accounts(
+                self.inbox, self.apis, endpoint, run, lambda api: listed(api, since), place
+            )
+            for _ in listing.read(self._wanted(endpoint, every, kind), note):
+                pass
+            place.read = True
+            place.save(run)
         for candidates in listing.differing(BATCH):
             self.comparing.look(endpoint, candidates, run, dry=dry)
             self.runs.goes_on(run)
@@ -195,14 +210,18 @@ class Reconciling:
         return done is not None and done >= moment
 
     def _list_all(self, endpoint: Endpoint, run: Run) -> None:
-        began = datetime.now(UTC)
-        with Listing.of(self.inbox, endpoint) as listing:
+        place = Place.of(self.inbox, run)
+        began = run.started
+        assert began is not None
+        with Listing.of(self.inbox, endpoint, place) as listing:
             if endpoint.provider.list_changed is not None:
                 try:
-                    self._compare_listed(endpoint, listing, EPOCH, run)
+                    self._compare_listed(endpoint, listing, place, run)
                 except NotFetchable as reason:
                     run.report["not listed"] = str(reason)
             listing.mark_unlisted(began)
+            listing.done()
+        place.drop()
 
     def _confirm(self, endpoint: Endpoint, run: Run, calls: int) -> int:
         """Ask for copies that no list showed; return how many are left for the next run."""

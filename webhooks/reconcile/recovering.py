@@ -19,6 +19,7 @@ from ..inbox.rows import stored_key
 from ..provider import LogEntry
 from .accounts import of_all_accounts
 from .limits import BATCH, SETTLE, SLICE
+from .places import Place
 from .runs import Run, Runs
 
 __all__ = ["UNDELIVERED", "Recovering"]
@@ -56,9 +57,11 @@ class Recovering:
             raise ConfigError(f"{provider.name} offers nothing to recover from")
         with self._runs.run(endpoint, "recover", since, scheduled=scheduled) as run:
             if run is not None:
+                place = Place.of(self._inbox, run, keeps=provider.list_events is not None and not run.chosen)
                 self._note_gap(endpoint, run)
                 if provider.list_events is not None:
-                    self._read(endpoint, run, settle=scheduled)
+                    self._read(endpoint, run, place, settle=scheduled)
+                    place.drop()
                 if provider.redeliver is not None and (redeliver or provider.list_events is None):
                     self._redeliver(endpoint, run)
         return run
@@ -81,24 +84,32 @@ class Recovering:
                 )
             run.since = reach
 
-    def _read(self, endpoint: Endpoint, run: Run, *, settle: bool) -> None:
+    def _read(self, endpoint: Endpoint, run: Run, place: Place, *, settle: bool) -> None:
         now = datetime.now(UTC)
         until = now - SETTLE if settle else None
         undelivered: dict[str, Any] = {"count": 0, "missing": 0}
         try:
-            for _, end, entries in self._pieces(endpoint, run, now):
+            for _, end, entries in self._pieces(endpoint, run, place, now):
                 for batch in _batches(entries, BATCH):
                     run.seen += len(batch)
                     _note_undelivered(undelivered, batch)
                     settled = [e for e in batch if until is None or (e.occurred_at or until) <= until]
                     self._ingest(endpoint, settled, run)
                     undelivered["missing"] = 0
-                    self._runs.goes_on(run)
+                    place.size += len(batch)
+                    self._note(run, place)
                 if end < now:
                     run.reached = end
-                    self._runs.goes_on(run)
+                    place.piece(end)
+                    self._note(run, place)
         finally:
             self._keep_undelivered(endpoint, run, undelivered)
+
+    def _note(self, run: Run, place: Place) -> None:
+        """How far the run is, and where the next one goes on if this one is killed."""
+        with self._inbox.transaction() as connection:
+            self._runs.note(run, connection)
+            place.write(connection, run)
 
     def _keep_undelivered(self, endpoint: Endpoint, run: Run, found: dict[str, Any]) -> None:
         """Keep what the provider could not deliver; what was so in the last run, and still is, began then."""
@@ -110,7 +121,7 @@ class Recovering:
         self._marks.put(endpoint.name, UNDELIVERED, found)
 
     def _pieces(
-        self, endpoint: Endpoint, run: Run, now: datetime
+        self, endpoint: Endpoint, run: Run, place: Place, now: datetime
     ) -> Iterator[tuple[datetime, datetime, Iterable[LogEntry]]]:
         """(from, until, the entries of that time), oldest first, where the log can be asked so; else all at once."""
         between, whole = endpoint.provider.list_events_between, endpoint.provider.list_events
@@ -119,12 +130,12 @@ class Recovering:
         while between is not None and now - begin > SLICE:
             since, until = begin, begin + SLICE
             ask = partial(_stretch, between, since, until)
-            yield since, until, of_all_accounts(self._inbox, self._apis, endpoint, run, ask)
+            yield since, until, of_all_accounts(self._inbox, self._apis, endpoint, run, ask, place)
             begin = until
         yield (
             begin,
             now,
-            of_all_accounts(self._inbox, self._apis, endpoint, run, partial(_from, whole, begin)),
+            of_all_accounts(self._inbox, self._apis, endpoint, run, partial(_from, whole, begin), place),
         )
 
     def _ingest(self, endpoint: Endpoint, entries: Sequence[LogEntry], run: Run) -> None:

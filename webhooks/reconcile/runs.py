@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ..apply import summary
@@ -69,6 +69,10 @@ class Run:
     """It begins where earlier ones ended, so that its end is the new watermark."""
     watermark: datetime | None = None
     """Up to when earlier runs have read everything; None: nothing has been read."""
+    started: datetime | None = None
+    """By the database's clock. Of a run that goes on with the listing of one that was killed: when that one started."""
+    chosen: bool = False
+    """A person said since when it looks."""
 
     def count(self, drift: Drift) -> None:
         """Enter a drift with its cause, and by name as long as the report is short."""
@@ -130,19 +134,23 @@ class Runs:
 
     def goes_on(self, run: Run) -> None:
         """Say that the run is alive and how far it is. Raises RunLost if another one has taken over."""
-        runs = self._inbox.tables.runs
         with self._inbox.transaction() as connection:
-            mine = connection.execute(
-                update(runs)
-                .where(runs.c.id == run.id, runs.c.finished_at.is_(None))
-                .values(
-                    expires_at=self._inbox.moment(RUN_LEASE),
-                    reached=run.reached if run.contiguous else None,
-                    seen=run.seen,
-                    missed=run.missed,
-                    healed=run.healed,
-                )
-            ).rowcount
+            self.note(run, connection)
+
+    def note(self, run: Run, connection: Connection) -> None:
+        """The same within a transaction of the caller's, which is then one of a run that still is the one."""
+        runs = self._inbox.tables.runs
+        mine = connection.execute(
+            update(runs)
+            .where(runs.c.id == run.id, runs.c.finished_at.is_(None))
+            .values(
+                expires_at=self._inbox.moment(RUN_LEASE),
+                reached=run.reached if run.contiguous else None,
+                seen=run.seen,
+                missed=run.missed,
+                healed=run.healed,
+            )
+        ).rowcount
         if not mine:
             raise RunLost("another run has taken over")
 
@@ -177,6 +185,8 @@ class Runs:
                     )
                 )
                 run.id = inserted_id(made)
+                run.chosen = since is not None
+                run.started = _aware(connection.scalar(select(runs.c.started_at).where(runs.c.id == run.id)))
                 return run
         except IntegrityError:
             return None  # another one is under way: the unique index says so
@@ -196,7 +206,7 @@ class Runs:
                 .where(runs.c.id == run.id, runs.c.finished_at.is_(None))
                 .values(
                     finished_at=self._inbox.moment(),
-                    reached=runs.c.started_at if moves else runs.c.reached,
+                    reached=run.started if moves else runs.c.reached,
                     seen=run.seen,
                     missed=run.missed,
                     healed=run.healed,

@@ -91,6 +91,7 @@ class FakeApi:
         self._script: Script = script if callable(script) else lambda call: script.get(call.path)
         self.settings: Mapping[str, str] = dict(settings or {})
         self.account = account
+        self.place: Json = None
         self.calls: list[Call] = []
 
     def get(self, path: str, **params: Any) -> Json:

@@ -14,6 +14,7 @@ from ..handlers import Handlers
 from ..inbox import Inbox
 from ..inbox.marks import EVERYWHERE, Marks
 from ..inbox.rows import aware
+from ..inbox.spool import Spool
 from ..issues import KINDS, Finding, Issues
 from ..provider import instant
 from .asking import ask
@@ -42,10 +43,11 @@ class Watch:
         *,
         clock: Callable[[], datetime] = _now,
         probe_with: Probe | None = None,
+        spool: Spool | None = None,
     ) -> None:
         self.inbox, self.endpoints, self.apis, self.issues = inbox, endpoints, apis, issues
         self._handlers, self._clock = handlers, clock
-        self._rows = Rows(inbox, endpoints)
+        self._rows = Rows(inbox, endpoints, spool)
         self._silence = Silence(inbox, probe_with or probe(inbox, apis))
 
     def alive(self) -> None:
@@ -68,12 +70,16 @@ class Watch:
         found += findings(
             endpoint.name, endpoint.provider.name, endpoint.provider.policy, self.trouble(endpoint), now
         )
-        found.append(self._clock_there(endpoint))
+        if endpoint.name in self.apis.apart:
+            found.append(self._clock_there(endpoint))
+        elif any(finding.kind == "no_answer" and not finding.good for finding in found):
+            # What our own rows say of the clocks is not all of it: nothing is closed for half of the evidence.
+            found = [finding for finding in found if finding.kind != "clock_skew" or not finding.good]
         return _joined(found)
 
     def _clock_there(self, endpoint: Endpoint) -> Finding:
         """Our clock beside that of the provider's API, as its last answer showed it."""
-        apart = abs(self.apis.apart.get(endpoint.name, 0.0))
+        apart = abs(self.apis.apart[endpoint.name])
         detail = f"our clock and that of {endpoint.provider.name} are {apart:.0f} s apart"
         return Finding(endpoint.name, "clock_skew", apart <= APART, detail)
 
@@ -110,7 +116,8 @@ class Watch:
     def enable(self, endpoint: Endpoint) -> None:
         """Have the provider send to this endpoint again. Raises ConfigError where its API cannot do that."""
         if endpoint.provider.enable is None:
-            raise ConfigError(f"{endpoint.provider.name} lets nobody enable an endpoint by its API")
+            why = endpoint.provider.untold.get("enable", "its API has no such thing")
+            raise ConfigError(f"{endpoint.provider.name} lets nobody enable an endpoint by its API: {why}")
         endpoint.provider.enable(self.apis.of(endpoint))
 
 

@@ -12,7 +12,9 @@ from ..endpoints import Endpoint, Endpoints
 from ..inbox import Inbox
 from ..inbox.marks import EVERYWHERE, Marks
 from ..inbox.rows import aware
+from ..inbox.spool import MARK, Spool, as_row
 from ..issues import Finding
+from ..provider import instant
 
 __all__ = ["BEAT", "Rows"]
 
@@ -24,6 +26,12 @@ BEAT = "beat"
 
 BEAT_SILENT = timedelta(minutes=5)
 """Ten sweeps that nobody has heard."""
+
+HELD = timedelta(minutes=10)
+"""What is in a spool for longer is not on its way."""
+
+FORGOTTEN = timedelta(days=7)
+"""A host that was not heard of for so long is probably no more, and nothing can be done about its spool from here."""
 
 REFUSALS = timedelta(hours=1)
 """Refusals that are older say nothing about now."""
@@ -46,8 +54,8 @@ TWICE_SHARE = 0.2
 class Rows:
     """Looks at one inbox."""
 
-    def __init__(self, inbox: Inbox, endpoints: Endpoints) -> None:
-        self._inbox, self._endpoints, self._marks = inbox, endpoints, Marks(inbox)
+    def __init__(self, inbox: Inbox, endpoints: Endpoints, spool: Spool | None = None) -> None:
+        self._inbox, self._endpoints, self._marks, self._spool = inbox, endpoints, Marks(inbox), spool
 
     def of(self, endpoint: Endpoint) -> Iterator[Finding]:
         """What is to be said about one endpoint."""
@@ -69,6 +77,7 @@ class Rows:
                 f"the last sweep was at {heard:%Y-%m-%d %H:%M:%S} UTC",
                 {"heard": heard.isoformat()},
             )
+        yield self._held()
         apart = abs(self._now() - datetime.now(UTC))
         yield Finding(
             EVERYWHERE,
@@ -76,6 +85,30 @@ class Rows:
             apart <= SKEW,
             f"this machine's clock and the database's are {apart.total_seconds():.0f} s apart",
         )
+
+    def _held(self) -> Finding:
+        """Deliveries that wait on some host although the database, which we are asking, is there."""
+        marks = self._marks.beginning_with(EVERYWHERE, MARK)
+        heard = self._marks.times(MARK)
+        old = self._now() - FORGOTTEN
+        states = {
+            name.removeprefix(MARK): dict(value)
+            for name, value in marks.items()
+            if heard.get((EVERYWHERE, name), old) > old
+        }
+        if self._spool is not None:
+            own = as_row(self._spool.state())
+            states[own["host"]] = {**own, "oldest": own["oldest"] and own["oldest"].isoformat()}
+        now = datetime.now(UTC)
+        told = []
+        for host, state in sorted(states.items()):
+            oldest = instant(state["oldest"])
+            if state["rows"] and oldest is not None and now - oldest > HELD:
+                told.append(f"{host}: {state['rows']} deliveries since {oldest:%Y-%m-%d %H:%M} UTC")
+            elif state["trouble"]:
+                told.append(f"{host}: {state['path']} cannot be read ({state['trouble']})")
+        evidence = {"hosts": {h: s for h, s in states.items() if s["rows"] or s["trouble"]}}
+        return Finding(EVERYWHERE, "spool", not told, "; ".join(told) or "nothing is held", evidence)
 
     def _now(self) -> datetime:
         found = self._one(select(self._inbox.moment()))

@@ -6,6 +6,7 @@ hour that is half an hour after the first one that is missing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,12 +27,17 @@ from .cadence import EXPECTED, WEEKS, Cadence
 
 __all__ = ["Probe", "Silence", "probe"]
 
+log = logging.getLogger(__name__)
+
 LEARN_EVERY = timedelta(days=1)
 TYPES = 50
 """Types per endpoint whose cadence is learned, the most frequent ones."""
 
 NEWEST = 20_000
 """Events among which the last one of each type is looked for; of a type that is not there the learned one counts."""
+
+AGAIN = 1_000
+"""Events from before the last learning that are looked at as well: to be delivered once more is a sign of life, too."""
 
 LOOKED_AT = 200
 """Entries of a log or a list that are looked at: it only matters whether there is one."""
@@ -43,7 +49,8 @@ CALM = timedelta(hours=3)
 """An issue closes when nothing has been bad for so long, or for three times `max_silence`: not with every delivery."""
 
 Probe = Callable[[Endpoint, datetime, datetime], dict[str, Any] | None]
-"""What the provider has since an instant and did not deliver by another: {} nothing, None it cannot be asked."""
+"""What the provider has since an instant and did not deliver by another: {} nothing, None it cannot be asked. Raises
+WebhooksError where it could be asked and did not answer."""
 
 
 @dataclass
@@ -103,7 +110,12 @@ class Silence:
         since = newest if whole else min(last[type_] for type_ in quiet)
         if not self._asks_again(endpoint.name, since, now, together):
             return []
-        lacking = self.ask(endpoint, since, now - ON_THE_WAY)
+        try:
+            lacking = self.ask(endpoint, since, now - ON_THE_WAY)
+        except WebhooksError as error:
+            log.info("%s: a silence could not be asked about: %s", endpoint.name, error)
+            return []  # neither good nor bad; the next check asks again
+        self._note_asked(endpoint.name, since, now)
         what = "deliveries" if whole else ", ".join(quiet[:5])
         name = endpoint.provider.name
         if lacking:
@@ -124,14 +136,13 @@ class Silence:
     def _asks_again(self, endpoint: str, since: datetime, now: datetime, usual: Cadence) -> bool:
         """Whether enough should have come since the provider was last asked about this silence: a night after a holiday
         needs no question every quarter of an hour."""
-        marks = Marks(self.inbox)
-        asked = marks.get(endpoint, "asked") or {}
+        asked = Marks(self.inbox).get(endpoint, "asked") or {}
         at = instant(asked.get("at"))
         same = asked.get("since") == since.isoformat()
-        if same and at is not None and at <= now and usual.expected(at, now) < EXPECTED:
-            return False
-        marks.put(endpoint, "asked", {"since": since.isoformat(), "at": now.isoformat()})
-        return True
+        return not (same and at is not None and at <= now and usual.expected(at, now) < EXPECTED)
+
+    def _note_asked(self, endpoint: str, since: datetime, now: datetime) -> None:
+        Marks(self.inbox).put(endpoint, "asked", {"since": since.isoformat(), "at": now.isoformat()})
 
     # -- what is usual
 
@@ -155,6 +166,7 @@ class Silence:
         ).label("hour")
         mine = (e.endpoint == endpoint) & (e.deliveries > 0) & (e.received_at < now)
         with self.inbox.engine.connect() as connection:
+            upto = connection.scalar(select(func.coalesce(func.max(e.id), 0)))
             first = connection.scalar(select(func.min(e.received_at)).where(mine))
             rows = connection.execute(
                 select(e.type, hour, func.count().label("events"), func.max(e.received_at).label("last"))
@@ -171,7 +183,8 @@ class Silence:
         frequent = sorted(counts, key=lambda type_: -sum(counts[type_].values()))[:TYPES]
         began = aware(_moment(first)) if first is not None else now
         types = {type_: Cadence.learn(counts[type_], now, began).as_json() for type_ in frequent}
-        return {"at": now.isoformat(), "types": types, "last": {type_: last[type_] for type_ in frequent}}
+        newest = {type_: last[type_] for type_ in frequent}
+        return {"at": now.isoformat(), "types": types, "last": newest, "upto": upto}
 
     def _last(self, endpoint: str) -> dict[str, datetime]:
         """When each type was last delivered."""
@@ -179,10 +192,11 @@ class Silence:
         found = {type_: at for type_, text in kept["last"].items() if (at := instant(text)) is not None}
         e = self.inbox.tables.events.c
         newest = select(func.coalesce(func.max(e.id), 0) - NEWEST).scalar_subquery()
+        after = kept.get("upto", 0) - AGAIN
         with self.inbox.engine.connect() as connection:
             rows = connection.execute(
                 select(e.type, func.max(e.last_delivery_at).label("last"))
-                .where(e.endpoint == endpoint, e.deliveries > 0, e.id > newest)
+                .where(e.endpoint == endpoint, e.deliveries > 0, e.id > newest, e.id > after)
                 .group_by(e.type)
             ).all()
         for row in rows:
@@ -222,7 +236,7 @@ def probe(inbox: Inbox, apis: Apis) -> Probe:
                     and not _was_delivered(inbox, endpoint.name, change.object.kind, change.object.id, since)
                 ]
                 return _evidence(times)
-        except (NotFetchable, WebhooksError):
+        except NotFetchable:
             return None
         return None
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ... import providers
 from ...extension import Webhooks, state
 from ..simulator import Simulator
 from .processes import Deployment, DeploymentFailed
@@ -75,7 +76,9 @@ def demo(*, seconds: float, names: tuple[str, ...], seed: int, live: bool, as_js
     if as_json:
         click.echo(json.dumps({**figures.document(), "differences": differences[:20]}))
     else:
-        _verdict(console, figures, differences, folder if keep else None)
+        _verdict(console, figures, differences)
+    if keep:
+        _kept(console, folder, names[0] if names else SIMULATED[0])
     sys.exit(1 if differences or figures.dead else 0)
 
 
@@ -165,7 +168,7 @@ def _table(figures: Figures, doing: str) -> Table:
     return table
 
 
-def _verdict(console: Console, figures: Figures, differences: list[str], folder: Path | None) -> None:
+def _verdict(console: Console, figures: Figures, differences: list[str]) -> None:
     if not console.is_terminal:
         for name, words in ROWS:
             console.print(f"{words}: {getattr(figures, name)}")
@@ -177,8 +180,17 @@ def _verdict(console: Console, figures: Figures, differences: list[str], folder:
         console.print("[bold green]database = provider[/]")
     if figures.dead:
         console.print(f"[bold red]{figures.dead} events are dead letters[/]")
-    if folder is not None:
-        console.print(f"kept: {folder}", markup=False)
+
+
+def _kept(console: Console, folder: Path, name: str) -> None:
+    """Where the demo's app is, and how to go on with it."""
+    sample = providers.get(name).sample_types[0]
+    for line in (
+        f"kept: {folder}",
+        f"look into it: cd {folder} && flask --app wsgi webhooks status",
+        f"go on with it: flask --app wsgi webhooks send {name} {sample}, then flask --app wsgi webhooks work --until-empty",
+    ):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _remove(folder: Path) -> None:

@@ -22,9 +22,25 @@ from urllib3.exceptions import HTTPError
 __all__ = ["Deployment", "DeploymentFailed"]
 
 WSGI = '''\
-"""Made by `flask webhooks demo`: the whole app of this deployment."""
+"""Made by `flask webhooks demo`: the whole app of this deployment, over the database beside it.
+
+$ flask --app wsgi webhooks status
+$ flask --app wsgi run
+$ celery -A wsgi:celery worker
+"""
+
+import json
+import os
+from pathlib import Path
 
 from workers import create_app, make_celery
+
+HERE = Path(__file__).resolve().parent
+os.environ.setdefault("FLASK_INSTANCE_PATH", str(HERE))
+if "FLASK_WEBHOOKS" not in os.environ:
+    endpoints = json.loads((HERE / "endpoints.json").read_text())
+    # The simulated provider has ended with the demo: what a delivery carries is applied, and nothing is fetched.
+    os.environ["FLASK_WEBHOOKS"] = json.dumps({name: {**each, "fetch": False} for name, each in endpoints.items()})
 
 app = create_app()
 celery = make_celery(app)
@@ -71,6 +87,7 @@ class Deployment:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "wsgi.py").write_text(WSGI)
+        (self.folder / "endpoints.json").write_text(self.environment["FLASK_WEBHOOKS"])
         return self
 
     def __exit__(

@@ -24,7 +24,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from ... import providers
-from ...provider import Request
+from ...provider import Policy, Request
 from .server import ApiServer, pause
 from .world import Answer, Attempt, Call, Happening, Key, Other, World, now
 
@@ -39,10 +39,27 @@ __all__ = [
     "Other",
     "Simulator",
     "World",
+    "schedule",
 ]
 
 DEFAULT_RETRIES = tuple(timedelta(seconds=seconds) for seconds in (60, 300, 1800, 7200, 21600))
-"""For providers that do not publish theirs."""
+"""For providers that do not publish theirs; the last of them again and again where they say for how long they go on."""
+
+
+def schedule(policy: Policy) -> tuple[timedelta, ...]:
+    """The waiting times between the attempts of one delivery; where the provider says when the last one is, it is then."""
+    if policy.retries is not None:
+        return policy.retries
+    window = policy.retry_window
+    if window is None:
+        return DEFAULT_RETRIES
+    steps: list[timedelta] = []
+    for step in itertools.chain(DEFAULT_RETRIES, itertools.repeat(DEFAULT_RETRIES[-1])):
+        left = window - sum(steps, timedelta(0))
+        steps.append(min(step, left))
+        if step >= left:
+            break
+    return tuple(steps)
 
 
 class Service(Protocol):
@@ -299,13 +316,12 @@ class Simulator:
         if status is not None and 200 <= status < 300 and not lost_answer:
             return
         self.counts.failed += 1
-        retries = self.provider.policy.retries
-        schedule = DEFAULT_RETRIES if retries is None else retries
-        if due.tries < len(schedule):
+        steps = schedule(self.provider.policy)
+        if due.tries < len(steps):
             if lost_answer:
                 self.counts.duplicates += 1
             again = _Due(
-                self.world.clock() + schedule[due.tries], next(self._order), due.happening, due.tries + 1
+                self.world.clock() + steps[due.tries], next(self._order), due.happening, due.tries + 1
             )
             with self.world.lock:
                 self._due.append(again)
@@ -333,6 +349,12 @@ class Simulator:
     def waiting(self) -> int:
         """Deliveries that are planned."""
         return len(self._due)
+
+    @property
+    def next_at(self) -> datetime | None:
+        """When the next of them is due; None: it has given up, or everything was taken."""
+        with self.world.lock:
+            return min((due.at for due in self._due), default=None)
 
     # -- the API
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from ... import jsontext
-from ...providers.mailgun import provider
+from ...providers.mailgun import HOOKS, provider
 from .service import MISSING, PlainService, window
 from .world import Answer, Call, Happening, Key, World
 
@@ -16,6 +16,7 @@ __all__ = ["service"]
 
 DOMAIN, RECIPIENT = "simulated.test", "sam@example.test"
 URL = "https://example.test/webhooks/mailgun"
+NAMES = {type_: name for name, type_ in HOOKS.items()}
 LATER = ("delivered", "opened", "clicked")
 
 
@@ -54,8 +55,25 @@ class MailgunService(PlainService):
 
     def answer(self, world: World, call: Call) -> Answer:
         if call.path == f"/v3/domains/{DOMAIN}/webhooks":
-            hooks = {name: {"urls": [URL]} for name in ("accepted", *LATER)}
-            return Answer(200, {"webhooks": hooks if world.enabled else {}})
+            hooks: dict[str, dict[str, list[str]]] = {}
+            types = ("accepted", *LATER) if world.subscribed == ("*",) else world.subscribed
+            for url, each in [(URL, types if world.enabled else ())] + [
+                (o.url, o.types) for o in world.others if o.id == DOMAIN
+            ]:
+                for type_ in each:
+                    hooks.setdefault(NAMES.get(type_, type_), {"urls": []})["urls"].append(url)
+            return Answer(200, {"webhooks": hooks})
+        if call.path == "/v1/webhooks":
+            account = [
+                {
+                    "webhook_id": other.id,
+                    "url": other.url,
+                    "event_types": [NAMES.get(t, t) for t in other.types],
+                }
+                for other in world.others
+                if other.id != DOMAIN
+            ]
+            return Answer(200, {"webhooks": account})
         base, _, token = call.path.partition("/events")
         if base != f"/v3/{DOMAIN}":
             return MISSING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ... import jsontext
@@ -41,7 +42,15 @@ class PaddleService(PlainService):
             attempts = [_notification(a) for a in reversed(world.attempted()) if not a.ok]
             return _page(call, attempts if status == "failed" else [], "id")
         if call.path == f"/notification-settings/{DESTINATION}":
-            return Answer(200, {"data": {"id": DESTINATION, "active": world.enabled}})
+            if call.method == "PATCH":
+                world.enabled = world.enabled or jsontext.loads(call.body).get("active") is True
+            return Answer(
+                200, {"data": _destination(DESTINATION, world.url, world.subscribed, active=world.enabled)}
+            )
+        if call.path == "/notification-settings":
+            others = [_destination(other.id, other.url, other.types, active=True) for other in world.others]
+            ours = _destination(DESTINATION, world.url, world.subscribed, active=world.enabled)
+            return _page(call, [ours, *others], "id")
         if base.startswith("/notifications/") and id_ == "replay":
             return self._replay(world, base.rpartition("/")[2])
         thing = found(world, ("", KINDS[base], id_)) if base in KINDS else None
@@ -60,6 +69,19 @@ class PaddleService(PlainService):
             return NOT_FOUND
         world.again(attempt.happening)
         return Answer(202, {"data": {"notification_id": f"{id_}_again"}})
+
+
+def _destination(id_: str, url: str, types: Iterable[str], *, active: bool) -> dict[str, Any]:
+    names = types if tuple(types) != ("*",) else provider.sample_types  # Paddle knows no wildcard
+    return {
+        "id": id_,
+        "type": "url",
+        "destination": url or "https://example.test/webhooks/paddle",
+        "active": active,
+        "api_version": 1,
+        "subscribed_events": [{"name": name, "available_versions": [1]} for name in names],
+        "traffic_source": "platform",
+    }
 
 
 def _notification(attempt: Attempt) -> dict[str, Any]:

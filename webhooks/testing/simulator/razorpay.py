@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ...providers.razorpay import PATHS, provider
@@ -55,7 +56,9 @@ class RazorpayService(PlainService):
         if not call.headers.get("Authorization", "").startswith("Basic "):
             return Answer(401, {"error": {"code": "BAD_REQUEST_ERROR", "description": "simulated"}})
         if call.path == "/v1/webhooks":
-            return _collection([{"url": URL, "active": world.enabled, "secret_exists": True}])
+            ours = _webhook("hook_simulated", URL, world.subscribed, active=world.enabled)
+            others = [_webhook(other.id, other.url, other.types, active=True) for other in world.others]
+            return _collection([ours, *others])
         if call.path in KINDS:
             return self._list(world, call, KINDS[call.path])
         base, _, id_ = call.path.rpartition("/")
@@ -66,6 +69,12 @@ class RazorpayService(PlainService):
         since = int(call.one("from", "0"))
         items = [item for item in world.objects(self.account, kind) if item["created_at"] >= since]
         return _collection(window(items[::-1], int(call.one("skip", "0")), int(call.one("count", "10")))[0])
+
+
+def _webhook(id_: str, url: str, types: Iterable[str], *, active: bool) -> dict[str, Any]:
+    events = list(provider.sample_types if tuple(types) == ("*",) else types)  # Razorpay knows no wildcard
+    state = {"active": active, "disabled_at": 0 if active else 1_700_000_000, "secret_exists": True}
+    return {"id": id_, "url": url, "events": events, **state}
 
 
 def _collection(items: list[dict[str, Any]]) -> Answer:

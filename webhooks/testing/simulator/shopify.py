@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -69,11 +70,25 @@ class ShopifyService(PlainService):
             since = instant(variables.get("filter", "").partition("'")[2].rstrip("'"))
             return self._list(world, root, since, variables.get("after"))
         if root == "webhookSubscriptions":
-            # One that failed too often is removed, and never shown as disabled.
-            ours = {"id": "1", "topic": "ORDERS_UPDATED", "uri": self.settings["webhook_url"]}
             info = {"hasNextPage": False, "endCursor": None}
-            return _data(root, {"nodes": [ours] if world.enabled else [], "pageInfo": info})
+            return _data(root, {"nodes": list(self._subscriptions(world)), "pageInfo": info})
+        if root == "webhookSubscriptionCreate":
+            world.enabled = True
+            return _data(
+                root, {"webhookSubscription": {"id": "gid://shopify/WebhookSubscription/9"}, "userErrors": []}
+            )
         return Answer(404, {"errors": "Not Found"})
+
+    def _subscriptions(self, world: World) -> Iterator[dict[str, Any]]:
+        """One for each topic. One that failed too often is removed, and never shown as disabled."""
+        version = world.api_version or provider.defaults["api_version"]
+        topics = self.settings["topics"].split(",") if world.subscribed == ("*",) else world.subscribed
+        ours = [("ours", self.settings["webhook_url"], topics if world.enabled else ())]
+        for name, uri, each in ours + [(other.id, other.url, other.types) for other in world.others]:
+            for topic in each:
+                id_ = f"gid://shopify/WebhookSubscription/{name}-{topic.replace('/', '-')}"
+                spelled = topic.upper().replace("/", "_")
+                yield {"id": id_, "topic": spelled, "uri": uri, "apiVersion": {"handle": version}}
 
     def _list(self, world: World, root: str, since: datetime | None, after: str | None) -> Answer:
         items = [

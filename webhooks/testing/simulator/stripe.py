@@ -133,7 +133,9 @@ class StripeService:
         found = [item for item in items if int(since) <= item["created"] <= int(until)]
         after = call.one("starting_after")
         if after:
-            position = next((n for n, item in enumerate(found) if item["id"] == after), len(found))
+            position = next((n for n, item in enumerate(found) if item["id"] == after), None)
+            if position is None:
+                return _error(400, "invalid_request_error", "resource_missing")
             found = found[position + 1 :]
         limit = min(int(call.one("limit", "10")), 100)
         return Answer(

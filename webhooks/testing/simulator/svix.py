@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ... import jsontext
@@ -49,9 +50,13 @@ class SvixService(PlainService):
         if path == call.path:
             return MISSING
         if path == "/endpoint":
-            return _page(call, world.objects("", "endpoint"))
+            others = [_endpoint(other.id, other.url, other.types, disabled=False) for other in world.others]
+            shown = [self._ours(world)] if world.others or world.subscribed != ("*",) else []
+            return _page(call, [*world.objects("", "endpoint"), *shown, *others])
         if path == ours:
-            return Answer(200, {"id": self.settings["endpoint_id"], "disabled": not world.enabled})
+            if call.method == "PATCH":
+                world.enabled = world.enabled or jsontext.loads(call.body).get("disabled") is False
+            return Answer(200, self._ours(world))
         if path == f"{ours}/msg":
             since = instant(call.one("after"))
             sent = (h for h in reversed(world.logged()) if since is None or h.at >= since)
@@ -66,6 +71,10 @@ class SvixService(PlainService):
         thing = found(world, ("", "endpoint", path.removeprefix("/endpoint/")))
         return Answer(200, thing) if thing is not None else MISSING
 
+    def _ours(self, world: World) -> dict[str, Any]:
+        id_ = self.settings["endpoint_id"]
+        return _endpoint(id_, world.url, world.subscribed, disabled=not world.enabled)
+
     def _again(self, world: World, call: Call, *, missing: bool) -> Answer:
         since = instant((jsontext.loads(call.body) or {}).get("since"))
         for happening in list(world.log):
@@ -73,6 +82,12 @@ class SvixService(PlainService):
             if wanted and (since is None or happening.at >= since):
                 world.again(happening)
         return Answer(202, {"id": "qtask_simulated", "status": "running"})
+
+
+def _endpoint(id_: str, url: str, types: Iterable[str], *, disabled: bool) -> dict[str, Any]:
+    chosen = None if tuple(types) == ("*",) else list(types)
+    where = url or "https://example.test/webhooks/svix"
+    return {"id": id_, "url": where, "disabled": disabled, "filterTypes": chosen, "channels": None}
 
 
 def _message(happening: Happening) -> dict[str, Any]:

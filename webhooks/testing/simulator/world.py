@@ -103,6 +103,8 @@ class World:
     url: str = ""
     """Where the endpoint sends to, as the API shows it."""
     subscribed: tuple[str, ...] = ("*",)
+    api_version: str = ""
+    """What deliveries are said to be of, where the API shows that; empty: what the provider file asks for."""
     others: list[Other] = field(default_factory=list)
     log_window: timedelta | None = None
     """How far back the log that the API shows reaches."""

@@ -1,4 +1,4 @@
-"""What the commands read: rows as dicts, instants aware and in UTC. Nothing here writes."""
+"""What operators read: rows as dicts, instants aware and in UTC. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, Table, and_, case, exists, func, or_, select
 
 from ..inbox.rows import stored_key
 from ..state import State
-from .output import utc
+from .words import utc
 
 __all__ = [
     "OPEN",
@@ -22,6 +22,7 @@ __all__ = [
     "given",
     "kept",
     "ledger",
+    "newest_effects",
     "now",
     "objects",
     "open_count",
@@ -103,6 +104,7 @@ def events(
     about: str | None = None,
     since: datetime | None = None,
     after: int | None = None,
+    before: int | None = None,
     limit: int | None = None,
 ) -> list[dict[str, Any]]:
     """The newest events that fit, in the order in which they were recorded."""
@@ -115,6 +117,7 @@ def events(
         (about, lambda: _about(c.object_kind, c.object_id, str(about))),
         (since, lambda: c.received_at >= since),
         (after, lambda: c.id > after),
+        (before, lambda: c.id < before),
     )
     statement = _columns(state.tables.events, EVENT_COLUMNS).where(*wanted).order_by(c.id.desc()).limit(limit)
     return rows(state, statement)[::-1]
@@ -196,6 +199,17 @@ def effects(state: State, event_id: int) -> list[dict[str, Any]]:
     return rows(
         state, select(*(c[name] for name in names)).where(c.event_id == event_id).order_by(c.recorded_at)
     )
+
+
+def newest_effects(state: State, *, states: Collection[str] = (), limit: int) -> list[dict[str, Any]]:
+    """The newest effects; those first that a person has to decide, then what is dead."""
+    c = state.tables.effects.c
+    wanted = given((states, lambda: c.state.in_(states)))
+    urgent = case((c.state == "unknown", 0), (c.state == "dead", 1), else_=2)
+    statement = (
+        select(state.tables.effects).where(*wanted).order_by(urgent, c.recorded_at.desc()).limit(limit)
+    )
+    return rows(state, statement)
 
 
 def open_within(state: State, wait: timedelta) -> int:

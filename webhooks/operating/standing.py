@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, or_, select
 
+from ..errors import InboxUnavailable
+from ..inbox.marks import EVERYWHERE, SECRET, Marks
+from ..inbox.spool import MARK, as_row
+from ..provider import instant
 from ..state import State
 from .queries import OPEN, given, now, rows
 
-__all__ = ["holds", "issues", "runs", "status"]
+__all__ = ["holds", "issues", "runs", "spools", "status"]
 
 RUN_COLUMNS = (
     "id",
@@ -81,6 +85,7 @@ def status(state: State) -> list[dict[str, Any]]:
         state, select(*(run[name] for name in RUN_COLUMNS)).where(run.id.in_(newest)).order_by(run.task)
     )
     open_issues, held = issues(state), holds(state)
+    used = Marks(state.inbox).times(SECRET)
     unknown = {row["endpoint"] for row in counts} - set(state.endpoints)
     found = []
     for name in [*state.endpoints, *sorted(unknown)]:
@@ -94,12 +99,35 @@ def status(state: State) -> list[dict[str, Any]]:
                 "due": waiting["due"] if waiting else 0,
                 "lag": max(moment - waiting["first"], timedelta(0)) if waiting else None,
                 "last_delivery_at": delivered.get(name),
+                "secrets": _secrets(state, name, used),
                 "runs": {row["task"]: _without(row, "endpoint", "task") for row in _of(name, last_runs)},
                 "issues": [_without(row, "endpoint") for row in _of(name, open_issues)],
                 "holds": [_without(row, "endpoint") for row in _of(name, held)],
             }
         )
     return found
+
+
+def _secrets(state: State, name: str, used: Mapping[tuple[str, str], datetime]) -> list[dict[str, Any]]:
+    """The configured secrets by fingerprint, the current one first, and when each was last used (to the minute)."""
+    try:
+        known = state.endpoints[name].fingerprints() if name in state.endpoints else []
+    except InboxUnavailable:
+        known = []
+    return [{"fingerprint": each, "last_used_at": used.get((name, SECRET + each))} for each in known]
+
+
+def spools(state: State) -> list[dict[str, Any]]:
+    """What hosts keep of the time when the database was away: this host's spool as it is, the others' as they said last."""
+    marks = Marks(state.inbox).beginning_with(EVERYWHERE, MARK)
+    found = {name.removeprefix(MARK): dict(value) for name, value in marks.items()}
+    for row in found.values():
+        row["oldest"] = instant(row["oldest"])
+        row.pop("drained", None)
+    if state.spool is not None:
+        own = as_row(state.spool.state())
+        found[own["host"]] = own
+    return [found[host] for host in sorted(found)]
 
 
 def _of(endpoint: str, found: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

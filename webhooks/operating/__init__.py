@@ -1,0 +1,5 @@
+"""What operators see and do, whether they use the command line or the dashboard."""
+
+from . import holding, queries, redriving, standing
+
+__all__ = ["holding", "queries", "redriving", "standing"]
