@@ -119,7 +119,7 @@ def test_a_delivery_that_is_cut_anywhere_is_not_recorded(pieces: int, served: tu
 
 
 def test_huge_and_odd_heads_are_refused_or_ignored(served: tuple[int, str]) -> None:
-    port, url = served
+    port, _ = served
     for number, line in enumerate(
         [
             "X-Big: " + "x" * 1_000_000,
