@@ -9,7 +9,7 @@ JOBS   ?= 4
 PYTEST := -m pytest -n $(JOBS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint format bench requirements clean
+.PHONY: help run test test-all lint format bench soak fuzz audit requirements clean
 
 help:
 	@echo "make run           the reference deployment with a simulated provider, live in the terminal"
@@ -18,6 +18,9 @@ help:
 	@echo "make lint          ruff, mypy, import-linter"
 	@echo "make format        let ruff rewrite what it can"
 	@echo "make bench         the benchmarks"
+	@echo "make soak          random faults in a running deployment; MINUTES=120 SEED=…"
+	@echo "make fuzz          coverage-guided fuzzing of every parser and verifier; SECONDS=20 for each; needs atheris"
+	@echo "make audit         known weaknesses of the pinned dependencies; asks the network"
 	@echo "make requirements  pin $(PINS)/*.txt anew; UPGRADE=1 takes newer versions"
 	@echo "make clean         remove $(VENV) and everything that was generated"
 
@@ -48,6 +51,18 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+soak: $(VENV)/.dev
+	@$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# atheris is not pinned: it has wheels for some Pythons on Linux only.
+fuzz: $(VENV)/.dev
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) install --only-binary :all: atheris
+	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+# Advisories are published every day, so this is no test: the same commit would pass today and fail tomorrow.
+audit: $(VENV)/.dev
+	@$(BIN)/uv tool run pip-audit --require-hashes --disable-pip $(foreach pins,run build servers test lint,-r $(PINS)/$(pins).txt)
 
 # --- set-up: a stamp for each level, so that the second call costs nothing
 

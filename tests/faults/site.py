@@ -110,9 +110,9 @@ def watch_steps(shop: Shop, folder: Path) -> None:
     shop.before_commit = lambda: at("committing")
     record = parts.inbox.record
 
-    def recorded(arrivals: Any) -> Any:
+    def recorded(*arrivals: Any) -> Any:
         at("recording")
-        done = record(arrivals)
+        done = record(*arrivals)
         at("recorded")
         return done
 

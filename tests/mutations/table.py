@@ -75,9 +75,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a token is good for any number of bodies",
-        "webhooks/receiving.py",
-        "            self._require_first_use(held, within)\n            recorded",
-        "            recorded",
+        "webhooks/inbox/__init__.py",
+        "            self.use_nonce(held.endpoint, nonce.value, nonce.dedup_key, nonce.digest, within)\n",
+        "            True or self.use_nonce(held.endpoint, nonce.value, nonce.dedup_key, nonce.digest, within)\n",
         ("tests/test_nonces.py",),
     ),
     Mutation(
@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "the bell is rung before the commit",
         "webhooks/receiving.py",
-        "        recorded = self._recorded(endpoint, held)\n        new =",
-        "        self._bell.ring()\n        recorded = self._recorded(endpoint, held)\n        new =",
+        "            recorded = self._inbox.record(held.arrivals, within)\n",
+        "            self._bell.ring()\n            recorded = self._inbox.record(held.arrivals, within)\n",
         (f"{DOOR}::test_the_bell_is_rung_after_the_commit_and_not_at_all_without_one",),
     ),
     Mutation(
