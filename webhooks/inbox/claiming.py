@@ -76,6 +76,7 @@ class Claiming(Database):
             "oldest": limit - newest,
             "newest": newest,
             "lanes": lanes,
+            "most": limit + lanes,
             "visits": VISITS,
             "after_endpoint": self._after[0],
             "after_account": self._after[1],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Column, delete, func, select
+from sqlalchemy.sql import ColumnElement
 
 from .database import Database
 
@@ -21,39 +22,43 @@ class Retention(Database):
 
     def purge_bodies(self, older_than: timedelta) -> int:
         """Drop bodies of finished events that were recorded longer ago, in small transactions; keys stay."""
-        events, bodies = self.tables.events, self.tables.bodies
-        old = (
-            select(bodies.c.event_id)
-            .join(events, events.c.id == bodies.c.event_id)
-            .where(
-                events.c.state.in_(["applied", "ignored"]), events.c.received_at < self.moment(-older_than)
-            )
-            .limit(PURGE_BATCH)
-        )
-        return self._purge(lambda: delete(bodies).where(bodies.c.event_id.in_(old)))
+        bodies = self.tables.bodies
+        return self._purge_finished(bodies.c.event_id, older_than, (bodies.c.event_id,))
 
     def purge_events(self, older_than: timedelta) -> int:
         """Delete finished events and their ledger rows when nothing can send them any more."""
         events, ledger, bodies = self.tables.events, self.tables.processed_events, self.tables.bodies
-        total = 0
+        return self._purge_finished(
+            events.c.id, older_than, (ledger.c.event_id, bodies.c.event_id, events.c.id)
+        )
+
+    def _purge_finished(self, key: Column[int], older_than: timedelta, columns: Sequence[Column[int]]) -> int:
+        """Delete the rows that name a finished old event in these columns; how many events were found by `key`.
+
+        In the order of ids, which is that of arrival: what is kept is passed once, and what is new is not looked at.
+        """
+        events = self.tables.events
+        old: ColumnElement[bool] = events.c.received_at < self.moment(-older_than)
+        finished: ColumnElement[bool] = events.c.state.in_(["applied", "ignored"])
+        if key.table is not events:
+            # One look each, and no join, for which a planner may read all events.
+            old, finished = self._of(key, old), self._of(key, finished)
+        last, total = 0, 0
         while True:
             with self.transaction() as connection:
-                ids = list(
-                    connection.scalars(
-                        select(events.c.id)
-                        .where(
-                            events.c.state.in_(["applied", "ignored"]),
-                            events.c.received_at < self.moment(-older_than),
-                        )
-                        .limit(PURGE_BATCH)
-                    )
-                )
-                connection.execute(delete(ledger).where(ledger.c.event_id.in_(ids)))
-                connection.execute(delete(bodies).where(bodies.c.event_id.in_(ids)))
-                connection.execute(delete(events).where(events.c.id.in_(ids)))
+                some = select(key.label("id"), old.label("old"), finished.label("finished"))
+                window = connection.execute(some.where(key > last).order_by(key).limit(PURGE_BATCH)).all()
+                ids = [row.id for row in window if row.old and row.finished]
+                for column in columns if ids else ():
+                    connection.execute(delete(column.table).where(column.in_(ids)))
             total += len(ids)
-            if len(ids) < PURGE_BATCH:
+            if not any(row.old for row in window):
                 return total
+            last = max(row.id for row in window)
+
+    def _of(self, key: Column[int], condition: ColumnElement[bool]) -> ColumnElement[bool]:
+        """The condition, of the event that this key names."""
+        return select(condition).where(self.tables.events.c.id == key).scalar_subquery()
 
     def purge_nonces(self, older_than: timedelta) -> int:
         """Delete nonces whose time is over: their deliveries are refused for their age."""

@@ -169,7 +169,8 @@ _FAIR_SQLITE = "".join(
 ), """
     for name, share in (("oldest", _OLDEST), ("newest", _NEWEST))
 )
-_FAIR_DUE = "SELECT * FROM oldest UNION SELECT * FROM newest"
+# The limit is above what there can be. It tells the planner, who cannot know what a share is, that it is not much.
+_FAIR_DUE = "SELECT * FROM oldest UNION SELECT * FROM newest LIMIT :most"
 
 # `FOR UPDATE SKIP LOCKED`: workers do not wait for each other. The claim number is drawn before anything is fetched,
 # from a sequence, so that no clock has a say in what is newer.
