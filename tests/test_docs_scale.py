@@ -1,7 +1,9 @@
-"""Behind a pool of connections that hands out another session per transaction: what docs/how-to/scale.md says about PgBouncer."""
+"""What docs/how-to/scale.md says to set: it exists, and does what is said of it."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,18 @@ import pytest
 from webhooks.extension import state
 
 from .apps import STRIPE, apply, build, deliver, rows
+
+PAGE = (Path(__file__).parent.parent / "docs" / "how-to" / "scale.md").read_text()
+
+
+def test_the_settings_of_the_tables_are_ones_that_postgresql_has(fresh_postgres: str) -> None:
+    (settings,) = re.findall(r"^```sql\n(.+?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    with build(fresh_postgres, {"stripe": STRIPE}) as app, state(app).inbox.transaction() as connection:
+        connection.exec_driver_sql(settings)
+        set_on = connection.exec_driver_sql(
+            "SELECT relname FROM pg_class WHERE reloptions::text LIKE '%%autovacuum%%' AND relkind = 'r' ORDER BY 1"
+        )
+        assert set_on.scalars().all() == ["webhook_bodies", "webhook_claims", "webhook_events"]
 
 
 def prepared(app: Any) -> int:
