@@ -28,11 +28,10 @@ from webhooks.extension import state
 from webhooks.inbox import arrival
 from webhooks.provider import Request, Sample
 
-from .machine import Figures, figure
+from .machine import ROUNDS, Figures, figure
 
 __all__ = ["run"]
 
-ROUNDS = 3
 KEY = "sk_test_benchmark"
 
 

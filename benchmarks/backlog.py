@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import threading
 import time
@@ -24,11 +23,10 @@ from webhooks.inbox import Recorded
 from webhooks.state import State
 
 from .filling import arrivals, fill_open, inbox
-from .machine import Figures, figure
+from .machine import ROUNDS, Figures, figure
 
 __all__ = ["run"]
 
-ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "5"))
 SIZES = (1_000, 100_000, 1_000_000)
 DRAINED = 5_000
 SECONDS = 8.0

@@ -22,12 +22,11 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from . import load
-from .machine import Figures, figure
+from .machine import ROUNDS, Figures, figure
 from .serving import Served, deliveries, running, serve
 
 __all__ = ["run"]
 
-ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "5"))
 SECONDS = 5.0
 CONNECTIONS = 8
 WARM = 300

@@ -21,11 +21,10 @@ from webhooks.inbox import Arrival
 from webhooks.state import State
 
 from .filling import arrivals, fill_finished, inbox
-from .machine import Figures, figure
+from .machine import ROUNDS, Figures, figure
 
 __all__ = ["run"]
 
-ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "5"))
 SIZES = (10_000, 100_000, 1_000_000)
 LARGE = 10_000_000
 EVENTS = 1_000

@@ -6,7 +6,6 @@ one after the other; between bursts a process is quiet for longer than the bell'
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import time
@@ -21,11 +20,10 @@ from celery import Celery
 from tests.services import Valkey
 from webhooks.queue import APPLY, QUEUE, QUIET, Bell, broker_settings
 
-from .machine import Figures, figure
+from .machine import ROUNDS, Figures, figure
 
 __all__ = ["run"]
 
-ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "5"))
 TOTAL = 2_000
 """Events per measurement, at least one burst."""
 BURSTS = (1, 10, 100, 1_000)

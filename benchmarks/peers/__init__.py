@@ -13,7 +13,6 @@ CPU is that of an inbox's own processes: not of the client, the API, the broker 
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -21,13 +20,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..machine import Figures, figure
+from ..machine import ROUNDS, Figures, figure
 from .deploying import MODES, Bench
 from .installing import Missing
 
 __all__ = ["run"]
 
-ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "5"))
 OURS = "ours"
 Samples = dict[tuple[str, str, str], tuple[str, list[float]]]
 """Mode, inbox and what → unit and values."""
