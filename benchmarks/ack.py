@@ -24,12 +24,11 @@ from tests.services import Postgres, Valkey
 
 from . import load
 from .doors import DOORS
-from .machine import Figures, figure
+from .machine import ROUNDS, Figures, figure
 from .serving import Served, deliveries, serve
 
 __all__ = ["run"]
 
-ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "5"))
 SECONDS = 4.0
 WARM = 1.0
 CONNECTIONS = (16, 32, 64)

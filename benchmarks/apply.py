@@ -9,7 +9,6 @@ time, it runs on 16 threads.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,11 +29,10 @@ from webhooks.inbox import arrival
 from webhooks.provider import Request, Sample
 
 from . import recipe
-from .machine import Figures, figure
+from .machine import ROUNDS, Figures, figure
 
 __all__ = ["run"]
 
-ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "3"))
 KEY = "sk_test_benchmark"
 
 

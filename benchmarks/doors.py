@@ -132,7 +132,11 @@ DOORS: dict[str, Callable[[], Any]] = {
 
 
 def __getattr__(name: str) -> Any:
-    """`benchmarks.doors:app`, made when a server asks for it."""
+    """`benchmarks.doors:app` and `:celery`, made when a server or a worker asks for them."""
+    if name == "celery":
+        from workers import make_celery  # noqa: PLC0415 - only for a worker
+
+        return make_celery(ours(front=True))
     if name != "app":
         raise AttributeError(name)
     return DOORS[os.environ["DOOR"]]()

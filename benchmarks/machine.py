@@ -12,7 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Figures", "describe", "figure", "write"]
+__all__ = ["RESULTS", "ROUNDS", "Figures", "describe", "figure", "write"]
+
+ROUNDS = int(os.environ.get("BENCHMARK_ROUNDS", "5"))
+"""How often each variant is measured."""
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("flask", "sqlalchemy", "psycopg", "celery", "msgspec", "urllib3", "granian")

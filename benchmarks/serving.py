@@ -1,4 +1,4 @@
-"""A door under a real server, as a process of its own, and distinct signed deliveries for it."""
+"""Doors under real servers, as processes of their own, and distinct signed deliveries for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,11 +19,11 @@ import psutil
 
 from tests.services import free_port
 from webhooks import providers
-from webhooks.provider import Sample
+from webhooks.provider import Request, Sample
 
 from .doors import PATH, SECRET
 
-__all__ = ["Served", "deliveries", "serve"]
+__all__ = ["Served", "as_http", "deliveries", "granian", "running", "serve"]
 
 START_WITHIN = 30.0
 
@@ -34,6 +34,7 @@ class Served:
 
     port: int
     pid: int
+    log: Path
 
     def cpu(self) -> float:
         """Seconds that it and its children have used so far."""
@@ -48,33 +49,69 @@ class Served:
 @contextmanager
 def serve(door: str, *, threads: int, workers: int = 1, **environment: str) -> Iterator[Served]:
     """Granian with one of `benchmarks.doors`."""
+    given = environment | {"DOOR": door}
+    with granian("benchmarks.doors:app", threads=threads, workers=workers, **given) as served:
+        yield served
+
+
+@contextmanager
+def granian(app: str, *, threads: int, workers: int = 1, **environment: str) -> Iterator[Served]:
+    """Granian with any WSGI app of this interpreter."""
     port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "granian",
+        "--interface",
+        "wsgi",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    command += [
+        "--workers",
+        str(workers),
+        "--blocking-threads",
+        str(threads),
+        "--no-ws",
+        "--log-level",
+        "warning",
+    ]
+    with running([*command, app], environment, port=port) as served:
+        yield served
+
+
+@contextmanager
+def running(command: Sequence[str], environment: Mapping[str, str], *, port: int = 0) -> Iterator[Served]:
+    """A process of our own, with an instance folder of its own, ended at the end; with a port, when it listens there."""
     with tempfile.TemporaryDirectory() as instance:
         log = Path(instance) / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "granian", "--interface", "wsgi", "--host", "127.0.0.1"),
-                    *("--port", str(port), "--workers", str(workers), "--blocking-threads", str(threads)),
-                    *("--no-ws", "--log-level", "warning", "benchmarks.doors:app"),
-                ],
-                env=os.environ | environment | {"DOOR": door, "INSTANCE": instance},
+                command,
+                env=os.environ | {"INSTANCE": instance} | environment,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
             )
         try:
-            _wait(process, port, log)
-            yield Served(port, process.pid)
+            if port:
+                _wait(process, port, log)
+            yield Served(port, process.pid, log)
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-                process.kill()
-                process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -102,7 +139,11 @@ def deliveries(run: str, count: int) -> Iterator[bytes]:
     template = stripe.sample(Sample("customer.updated", "evt_PLACEHOLDER", now, customer))
     for number in range(count):
         body = template.body.replace(b"PLACEHOLDER", f"{run}{number:08}".encode())
-        signed = stripe.signature.sign(replace(template, body=body), SECRET, now)
-        headers = dict(signed.headers) | {"Host": "localhost", "Content-Length": str(len(body))}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        yield f"POST {PATH} HTTP/1.1\r\n{lines}\r\n".encode() + body
+        yield as_http(stripe.signature.sign(replace(template, body=body), SECRET, now), PATH)
+
+
+def as_http(request: Request, path: str) -> bytes:
+    """The request as it goes over the network."""
+    headers = dict(request.headers) | {"Host": "localhost", "Content-Length": str(len(request.body))}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + request.body

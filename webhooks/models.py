@@ -65,6 +65,7 @@ OUTCOMES = {
 _Id = BigInteger().with_variant(Integer, "sqlite")
 _Instant = DateTime(timezone=True)
 _OPEN = text("state IN ('pending', 'applying')")
+_PENDING = text("state BETWEEN 'pending' AND 'pending'")
 _UNSETTLED = text("state IN ('recorded', 'started', 'unknown')")
 
 
@@ -143,6 +144,13 @@ def _define(metadata: MetaData) -> Tables:
         UniqueConstraint("endpoint", "dedup_key", name="uq_webhook_events_endpoint_dedup_key"),
         # The state comes first: a worker that looks for crashed claims must not walk over a backlog of pending ones.
         Index("ix_webhook_events_due", "state", "due_at", postgresql_where=_OPEN, sqlite_where=_OPEN),
+        # The same by account, so that a claim can be shared among them.
+        Index(
+            "ix_webhook_events_lanes",
+            *("endpoint", "account", "due_at"),
+            postgresql_where=_PENDING,
+            sqlite_where=_PENDING,
+        ),
         # With the state behind, an object's open events are found however long its history is.
         Index("ix_webhook_events_object", "endpoint", "object_kind", "object_id", "state"),
         Index(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from ..models import Tables
 from ..provider import ObjectRef
 from .database import Database
 from .rows import Claim, Event, Group, aware
-from .sql import CLAIM_POSTGRESQL, CLAIM_SQLITE
+from .sql import CLAIM_POSTGRESQL, CLAIM_SQLITE, FAIR_CLAIM_POSTGRESQL, FAIR_CLAIM_SQLITE
 
 __all__ = ["CLAIM_SIZE", "LEASE", "Claiming", "inserted_id"]
 
@@ -30,6 +31,17 @@ CLAIM_SIZE = 100
 MATES = 5000
 """At most so many further events of the claimed objects come along."""
 
+LANES = 20
+"""A claim is shared by so many accounts; the next one goes on behind them."""
+
+VISITS = 1000
+"""Accounts that are looked at for that, a few microseconds each. Behind so many that all wait for later, the oldest are next."""
+
+NEWEST = 4
+"""One in so many events of a claim is one that came last: a backlog must not keep what is new waiting."""
+
+_START = ("", "")
+
 
 class Claiming(Database):
     """Claims on one inbox."""
@@ -37,29 +49,56 @@ class Claiming(Database):
     def __init__(self, engine: Callable[[], Engine], tables: Tables, *, lease: timedelta = LEASE) -> None:
         super().__init__(engine, tables)
         self.lease = lease
+        self._after = _START
+        """The endpoint and account behind which the next claim begins. Threads may share it: it is only about fairness."""
 
     def claim(
         self, endpoints: Collection[str], *, limit: int = CLAIM_SIZE, only: Collection[int] | None = None
     ) -> Claim | None:
         """Take due events, together with the other due events of their objects; None if nothing is due.
 
+        No account waits for the backlog of another, and new events do not wait for that of their own.
         An event whose worker died comes alone with its object, so that one that kills its worker takes no others along.
         `only` narrows the claim to these event ids and whatever else is due of their objects.
         """
         if not endpoints:
             return None
         if only is None:
-            crashed = self._claim("applying", endpoints, 1, None)
-            if crashed is not None:
-                return crashed
+            found = self._claim("applying", endpoints, 1, None) or self._claim_fairly(endpoints, limit)
+            if found is not None:
+                return found
         return self._claim("pending", endpoints, limit, only)
 
+    def _claim_fairly(self, endpoints: Collection[str], limit: int) -> Claim | None:
+        """A claim that is shared by accounts in turn."""
+        newest, lanes = limit // NEWEST, min(LANES, limit)
+        values = {
+            "oldest": limit - newest,
+            "newest": newest,
+            "lanes": lanes,
+            "most": limit + lanes,
+            "visits": VISITS,
+            "after_endpoint": self._after[0],
+            "after_account": self._after[1],
+        }
+        claim = self._claim("pending", endpoints, limit, None, fair=values)
+        shared = {(group.endpoint, group.account) for group in claim.groups} if claim else set()
+        # Any of them: which is the last one only the database's collation knows.
+        self._after = random.choice(list(shared)) if len(shared) >= lanes else _START  # noqa: S311
+        return claim
+
     def _claim(
-        self, state: str, endpoints: Collection[str], limit: int, only: Collection[int] | None
+        self,
+        state: str,
+        endpoints: Collection[str],
+        limit: int,
+        only: Collection[int] | None,
+        *,
+        fair: Mapping[str, Any] | None = None,
     ) -> Claim | None:
         now = datetime.now(UTC)
         names: dict[str, Any] = {f"endpoint_{n}": name for n, name in enumerate(endpoints)}
-        values: dict[str, Any] = {**names, "limit": limit, "mates": MATES}
+        values: dict[str, Any] = {**names, "mates": MATES, **({"limit": limit} if fair is None else fair)}
         if only is not None:
             values |= {f"only_{n}": id_ for n, id_ in enumerate(only)}
         parts = {
@@ -71,12 +110,16 @@ class Claiming(Database):
             if only is None
             else "AND e.id IN (" + ", ".join(f":only_{n}" for n in range(len(only))) + ")",
         }
+        if self.is_sqlite:
+            statement = CLAIM_SQLITE if fair is None else FAIR_CLAIM_SQLITE
+        else:
+            statement = CLAIM_POSTGRESQL if fair is None else FAIR_CLAIM_POSTGRESQL
         with self.transaction() as connection:
             if self.is_sqlite:
-                rows = self._claim_sqlite(connection, CLAIM_SQLITE.format(**parts), values, now)
+                rows = self._claim_sqlite(connection, statement.format(**parts), values, now)
             else:
                 values |= {"worker": _worker(), "lease": self.lease}
-                found = connection.execute(text(CLAIM_POSTGRESQL.format(**parts)), values).mappings().all()
+                found = connection.execute(text(statement.format(**parts)), values).mappings().all()
                 rows = [dict(row) for row in found]
             if rows and state == "applying":
                 self._lengthen(connection, rows)

@@ -7,6 +7,8 @@ __all__ = [
     "ARRIVAL",
     "CLAIM_POSTGRESQL",
     "CLAIM_SQLITE",
+    "FAIR_CLAIM_POSTGRESQL",
+    "FAIR_CLAIM_SQLITE",
     "IS_UP",
     "KEEP_SQLITE",
     "KEPT_POSTGRESQL",
@@ -168,19 +170,63 @@ _DUE = (
 """
 )
 
-# The other open events of one claimed object. BETWEEN and not `=`: it must not be taken for the condition of the index
-# on what is due, which would be walked over once per object; the index on objects has the state as its last column.
+# The other open events of one claimed object. IN with a state that does not exist: it must not be taken for the condition
+# of the indexes on what is due, which would be walked over once per object; that on objects has the state as its last column.
 _MATES = """SELECT o.id FROM webhook_events o WHERE o.endpoint = a.endpoint AND o.object_kind = a.object_kind
-    AND o.object_id = a.object_id AND o.account = a.account AND o.state BETWEEN {state} AND {state}
+    AND o.object_id = a.object_id AND o.account = a.account AND o.state IN ({state}, '')
     AND o.due_at <= {now}"""
+
+# The lanes: each endpoint and account that has something due and is not held, from `:endpoint, :account` on. Found by one
+# look into the index per lane, however many events wait in it; the first of a lane is the one that is due first. BETWEEN is
+# the condition of the index on lanes and of no other: the one on what is due would be walked over all other lanes.
+_NEXT = """SELECT o.id FROM webhook_events o WHERE o.state BETWEEN 'pending' AND 'pending'
+    AND (o.endpoint, o.account) > ({endpoint}, {account})
+    ORDER BY o.endpoint, o.account, o.due_at LIMIT 1"""
+_LANES = (
+    """
+RECURSIVE visited AS (
+  SELECT n.endpoint, n.account, n.due_at, 1 AS visits FROM webhook_events n WHERE n.id = ("""
+    + _NEXT.format(endpoint=":after_endpoint", account=":after_account")
+    + """)
+  UNION ALL
+  SELECT n.endpoint, n.account, n.due_at, v.visits + 1 FROM visited v JOIN webhook_events n ON n.id = ("""
+    + _NEXT.format(endpoint="v.endpoint", account="v.account")
+    + """) WHERE v.visits < :visits
+), lanes AS MATERIALIZED (
+  SELECT e.endpoint, e.account FROM visited e WHERE e.due_at <= {now} AND e.endpoint IN {endpoints} AND """
+    + _FREE
+    + """ LIMIT :lanes
+), """
+)
+
+# Each lane's share, and never nothing. Most of a claim is what waits longest; a part is what came last, so that new events
+# need not wait for a backlog of their own lane.
+_SHARE = """e.state BETWEEN 'pending' AND 'pending' AND e.endpoint = l.endpoint AND e.account = l.account AND e.due_at <= {{now}}
+    ORDER BY e.due_at {order} LIMIT {part} / (SELECT count(*) FROM lanes)"""
+_OLDEST = _SHARE.format(order="ASC", part="((SELECT count(*) FROM lanes) - 1 + :oldest)")
+_NEWEST = _SHARE.format(order="DESC", part=":newest")
+_COLUMNS = "e.id, e.endpoint, e.account, e.object_kind, e.object_id"
+_FAIR_POSTGRESQL = "".join(
+    f"""{name} AS MATERIALIZED (
+  SELECT f.* FROM lanes l CROSS JOIN LATERAL (
+    SELECT {_COLUMNS} FROM webhook_events e WHERE {share} FOR UPDATE OF e SKIP LOCKED) f
+), """
+    for name, share in (("oldest", _OLDEST), ("newest", _NEWEST))
+)
+_FAIR_SQLITE = "".join(
+    f"""{name} AS MATERIALIZED (
+  SELECT {_COLUMNS.replace("e.", "f.")} FROM lanes l JOIN webhook_events f ON f.id IN (
+    SELECT e.id FROM webhook_events e WHERE {share})
+), """
+    for name, share in (("oldest", _OLDEST), ("newest", _NEWEST))
+)
+# The limit is above what there can be. It tells the planner, who cannot know what a share is, that it is not much.
+_FAIR_DUE = "SELECT * FROM oldest UNION SELECT * FROM newest LIMIT :most"
 
 # `FOR UPDATE SKIP LOCKED`: workers do not wait for each other. The claim number is drawn before anything is fetched,
 # from a sequence, so that no clock has a say in what is newer.
-CLAIM_POSTGRESQL = (
+_TAKE_POSTGRESQL = (
     """
-WITH due AS MATERIALIZED ("""
-    + _DUE
-    + """ FOR UPDATE OF e SKIP LOCKED
 ), claim AS (
   INSERT INTO webhook_claims (worker, claimed_at) SELECT :worker, clock_timestamp() WHERE EXISTS (SELECT 1 FROM due)
   RETURNING claim_no, claimed_at
@@ -198,12 +244,12 @@ RETURNING """
     + _CLAIMED
     + ", claim.claim_no, claim.claimed_at"
 )
+CLAIM_POSTGRESQL = f"WITH due AS MATERIALIZED ({_DUE} FOR UPDATE OF e SKIP LOCKED{_TAKE_POSTGRESQL}"
+FAIR_CLAIM_POSTGRESQL = f"WITH {_LANES}{_FAIR_POSTGRESQL}due AS MATERIALIZED ({_FAIR_DUE}{_TAKE_POSTGRESQL}"
 
-CLAIM_SQLITE = (
+_TAKE_SQLITE = (
     """
-WITH due AS MATERIALIZED ("""
-    + _DUE
-    + """), about AS (
+), about AS (
   SELECT DISTINCT endpoint, account, object_kind, object_id FROM due WHERE object_id IS NOT NULL
 ), mates AS (
   SELECT m.id FROM about a JOIN webhook_events m ON m.id IN ("""
@@ -217,3 +263,5 @@ RETURNING """
     + _CLAIMED.replace("e.", "")
     + ", claim_no, claimed_at"
 )
+CLAIM_SQLITE = f"WITH due AS MATERIALIZED ({_DUE}{_TAKE_SQLITE}"
+FAIR_CLAIM_SQLITE = f"WITH {_LANES}{_FAIR_SQLITE}due AS MATERIALIZED ({_FAIR_DUE}{_TAKE_SQLITE}"
