@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -143,3 +144,32 @@ def test_purging_walks_indexes(app: Flask) -> None:
     for purge in (inbox.purge_bodies, inbox.purge_events):
         for plan in plans(app, lambda purge=purge: purge(timedelta(days=1))):
             assert_walks_indexes(plan)
+
+
+def test_a_claim_on_sqlite_searches_indexes(sqlite_url: str) -> None:
+    sent: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        sent.append((statement, parameters))
+
+    with build(sqlite_url, {"stripe": STRIPE}) as app:
+        engine = state(app).inbox.engine
+        event.listen(engine, "before_cursor_execute", note)
+        assert state(app).inbox.claim(["stripe"]) is None
+        event.remove(engine, "before_cursor_execute", note)
+        with engine.connect() as connection:
+            steps = [
+                row[3]
+                for statement, parameters in sent
+                if "webhook_events AS e SET" in statement
+                for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            ]
+    read = [step for step in steps if re.match(r"(SCAN|SEARCH) [efmno] ", step)]
+    assert len(read) > 10
+    assert [
+        step for step in read if step.startswith("SCAN") and "USING" not in step and step != "SCAN e"
+    ] == []
+    lanes = [
+        step.partition("ix_webhook_events_lanes ")[2] for step in read if "ix_webhook_events_lanes" in step
+    ]
+    assert lanes == ["((endpoint,account)>(?,?))"] * 2 + ["(endpoint=? AND account=? AND due_at<?)"] * 2

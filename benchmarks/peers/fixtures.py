@@ -14,7 +14,7 @@ from webhooks.provider import Sample
 from ..doors import SECRET
 from ..serving import as_http
 
-__all__ = ["ACCOUNT", "API_KEY", "api", "customer", "deliveries"]
+__all__ = ["ACCOUNT", "API_KEY", "DELIVERED", "SERVED", "api", "customer", "deliveries"]
 
 API_KEY = "sk_test_0123456789benchmarkOfThePeers"
 
@@ -39,7 +39,11 @@ ACCOUNT = {
 }
 
 
-def customer(id_: str) -> dict[str, Any]:
+DELIVERED, SERVED = 0, 1
+"""A customer's balance, by which a row says whether the delivery or the API wrote it."""
+
+
+def customer(id_: str, balance: int = DELIVERED) -> dict[str, Any]:
     """A customer of about 1.5 KB."""
     return {
         "id": id_,
@@ -52,7 +56,7 @@ def customer(id_: str) -> dict[str, Any]:
             "postal_code": "2611 AA",
             "state": None,
         },
-        "balance": 0,
+        "balance": balance,
         "created": 1_700_000_000,
         "currency": "eur",
         "default_source": None,
@@ -95,7 +99,11 @@ def api(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     """Stripe's API, as far as these peers ask it: a WSGI app that costs little, because it shares our cores."""
     kind, _, id_ = environ["PATH_INFO"].removeprefix("/v1/").partition("/")
     found: Any = (
-        customer(id_) if kind == "customers" and id_ else ACCOUNT if kind.startswith("account") else None
+        customer(id_, SERVED)
+        if kind == "customers" and id_
+        else ACCOUNT
+        if kind.startswith("account")
+        else None
     )
     body = json.dumps(found if found is not None else {"error": {"message": "no such path"}}).encode()
     status = "200 OK" if found is not None else "404 Not Found"

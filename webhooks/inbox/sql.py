@@ -178,7 +178,8 @@ _MATES = """SELECT o.id FROM webhook_events o WHERE o.endpoint = a.endpoint AND 
 
 # The lanes: each endpoint and account that has something due and is not held, from `:endpoint, :account` on. Found by one
 # look into the index per lane, however many events wait in it; the first of a lane is the one that is due first. BETWEEN is
-# the condition of the index on lanes and of no other: the one on what is due would be walked over all other lanes.
+# the condition of the index on lanes and of no other: the one on what is due would be walked over all other lanes. An
+# expression and not the bare column: SQLite searches for both only then, and would walk over the lane that it has.
 _NEXT = """SELECT o.id FROM webhook_events o WHERE o.state BETWEEN 'pending' AND 'pending'
     AND (o.endpoint, o.account) > ({endpoint}, {account})
     ORDER BY o.endpoint, o.account, o.due_at LIMIT 1"""
@@ -190,7 +191,7 @@ RECURSIVE visited AS (
     + """)
   UNION ALL
   SELECT n.endpoint, n.account, n.due_at, v.visits + 1 FROM visited v JOIN webhook_events n ON n.id = ("""
-    + _NEXT.format(endpoint="v.endpoint", account="v.account")
+    + _NEXT.format(endpoint="v.endpoint || ''", account="v.account || ''")
     + """) WHERE v.visits < :visits
 ), lanes AS MATERIALIZED (
   SELECT e.endpoint, e.account FROM visited e WHERE e.due_at <= {now} AND e.endpoint IN {endpoints} AND """
