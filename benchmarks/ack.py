@@ -35,9 +35,11 @@ CONNECTIONS = (16, 32, 64)
 SHARES = (0.25, 0.5, 0.75)
 """Of saturation, for the open loop."""
 OPEN = ("usual recipe", "ours, blueprint", "ours, front door")
-EVERY = {32: tuple(DOORS)}
-"""All doors are measured at 32 connections; at others, these."""
 SOME = ("usual recipe", "ours, blueprint", "ours, front door")
+TWO = ", two processes"
+"""The same in two processes with half of the threads each: one process of Python uses hardly more than one core."""
+EVERY = {32: (*DOORS, *(door + TWO for door in SOME))}
+"""All doors are measured at 32 connections; at others, some."""
 MOST = {"bare server": 40_000, "Flask alone": 12_000}
 """More deliveries per second than these doors take."""
 
@@ -123,7 +125,8 @@ class Bench:
             connection.execute("CREATE SCHEMA public")
             connection.execute("CHECKPOINT")
         urls = {"DATABASE_URL": self._database.url(), "REDIS_URL": self._broker.url()}
-        with serve(door, threads=threads, **urls) as served:
+        workers = 2 if door.endswith(TWO) else 1
+        with serve(door.removesuffix(TWO), threads=threads // workers, workers=workers, **urls) as served:
             yield served
 
     def _measure(

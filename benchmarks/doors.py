@@ -17,7 +17,7 @@ from typing import Any
 from celery import Celery
 from flask import Flask, Response, abort, request
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import DateTime, LargeBinary, String
+from sqlalchemy import DateTime, LargeBinary, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from webhooks import Webhooks
@@ -70,8 +70,7 @@ def recipe(*, task: bool = True) -> Flask:
         """Never run here: only what the door costs is measured."""
 
     db.init_app(made)
-    with made.app_context():
-        db.create_all()
+    _create(made, db)
 
     @made.post(PATH)
     def receive() -> Response:
@@ -111,13 +110,20 @@ def ours(*, front: bool, bell: bool = True) -> Flask:
     db, webhooks = SQLAlchemy(made), Webhooks()
     webhooks.init_app(made)
     made.register_blueprint(webhooks.blueprint, url_prefix="/webhooks")
-    with made.app_context():
-        db.create_all()
+    _create(made, db)
     if not bell:
         from webhooks.queue import Bell  # noqa: PLC0415 - only for this variant
 
         Bell.ring = lambda _self: None  # type: ignore[method-assign]
     return made
+
+
+def _create(app: Flask, db: SQLAlchemy) -> None:
+    """Make the tables; of several processes one."""
+    with app.app_context(), db.engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(1)"))
+        db.metadata.create_all(connection)
 
 
 DOORS: dict[str, Callable[[], Any]] = {
