@@ -20,11 +20,12 @@ from typing import Any
 
 import psycopg
 
-from tests.services import Postgres, Valkey
+from tests.services import Valkey
 
 from . import load
 from .doors import DOORS
 from .machine import ROUNDS, Figures, figure
+from .servers import Database
 from .serving import Served, deliveries, serve
 
 __all__ = ["run"]
@@ -66,7 +67,7 @@ def run() -> Figures:
     def note(name: str, what: str, unit: str, value: float) -> None:
         samples.setdefault(f"{name}: {what}", (unit, []))[1].append(value)
 
-    with Postgres(durable=True) as database, Valkey() as broker, tempfile.TemporaryDirectory() as folder:
+    with Database(durable=True) as database, Valkey() as broker, tempfile.TemporaryDirectory() as folder:
         bench = Bench(database, broker, Path(folder))
         for connections in CONNECTIONS:
             for _ in range(ROUNDS):
@@ -82,7 +83,7 @@ Note = Callable[[str, str, str, float], None]
 class Bench:
     """The servers of a run."""
 
-    def __init__(self, database: Postgres, broker: Valkey, folder: Path) -> None:
+    def __init__(self, database: Database, broker: Valkey, folder: Path) -> None:
         self._database, self._broker, self._folder = database, broker, folder
         self._runs = 0
 

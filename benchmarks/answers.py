@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.auth_server import AuthServer
-from tests.services import Postgres
 from tests.test_answers import Site
 
 from .machine import ROUNDS, Figures, figure
+from .servers import Database
 
 __all__ = ["run"]
 
@@ -69,7 +69,7 @@ def measure(url: str, calls: int, clients: int) -> dict[str, float]:
 def run() -> Figures:
     """Milliseconds that a sign-in waits, and calls per second, on PostgreSQL; median of rounds."""
     samples: dict[str, list[float]] = {}
-    with Postgres() as server:
+    with Database() as server:
         for _ in range(ROUNDS):
             for name, value in measure(server.url(), CALLS, CLIENTS).items():
                 samples.setdefault(name, []).append(value)

@@ -22,7 +22,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import JSON, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from tests.services import Postgres, Valkey
+from tests.services import Valkey
 from webhooks import Webhooks, providers
 from webhooks.extension import state
 from webhooks.inbox import arrival
@@ -30,6 +30,7 @@ from webhooks.provider import Request, Sample
 
 from . import recipe
 from .machine import ROUNDS, Figures, figure
+from .servers import Database
 
 __all__ = ["run"]
 
@@ -59,7 +60,7 @@ def run() -> Figures:
     """Events per second of one worker process, and its CPU per event; medians of rounds."""
     rates: dict[str, list[float]] = {}
     costs: dict[str, list[float]] = {}
-    with Postgres(durable=True) as database, Valkey() as broker:
+    with Database(durable=True) as database, Valkey() as broker:
         servers = Servers(database, broker)
         for case in CASES:
             with _api(case.latency) as url:
@@ -76,7 +77,7 @@ def run() -> Figures:
 class Servers:
     """What all variants run on."""
 
-    database: Postgres
+    database: Database
     broker: Valkey
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import psycopg
 
-from tests.services import Postgres
 from webhooks.inbox import Recorded
 from webhooks.state import State
 
 from .filling import arrivals, fill_open, inbox
 from .machine import ROUNDS, Figures, figure
+from .servers import Database
 
 __all__ = ["run"]
 
@@ -50,7 +50,7 @@ def run() -> Figures:
         samples.setdefault(name, (unit, []))[1].append(value)
 
     with ExitStack() as stack:
-        server = stack.enter_context(Postgres())
+        server = stack.enter_context(Database())
         inboxes = {size: stack.enter_context(inbox(server)) for size in SIZES}
         for size, (_, rows) in inboxes.items():
             fill_open(rows, size)

@@ -16,12 +16,12 @@ from typing import Any
 
 import psycopg
 
-from tests.services import Postgres
 from webhooks.inbox import Arrival
 from webhooks.state import State
 
 from .filling import arrivals, fill_finished, inbox
 from .machine import ROUNDS, Figures, figure
+from .servers import Database
 
 __all__ = ["run"]
 
@@ -40,7 +40,7 @@ def run() -> Figures:
     sizes = (*SIZES, LARGE) if os.environ.get("BENCHMARK_LARGE") == "1" else SIZES
     samples: dict[tuple[str, int], list[float]] = {}
     with ExitStack() as stack:
-        server = stack.enter_context(Postgres())
+        server = stack.enter_context(Database())
         inboxes = {}
         for size in sizes:
             inboxes[size] = parts, rows = stack.enter_context(inbox(server))

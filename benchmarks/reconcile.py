@@ -19,7 +19,6 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import select, text
 
-from tests.services import Postgres
 from webhooks import Webhooks, jsontext
 from webhooks.extension import state
 from webhooks.provider import Change, ObjectRef
@@ -27,6 +26,7 @@ from webhooks.reconcile.listing import Listing
 from webhooks.state import State
 
 from .machine import Figures, figure
+from .servers import Database
 
 __all__ = ["run"]
 
@@ -45,7 +45,7 @@ OTHER = {"object": "customer", "email": "changed@example.test"}
 def run() -> Figures:
     """Seconds, and the growth of memory in MB over the same with no objects."""
     figures: dict[str, Any] = {}
-    with Postgres() as server:
+    with Database() as server:
         for name, compare in (("listing in the database", _listed), ("dictionary", _dictionary)):
             for size in SIZES:
                 seconds, growth = _apart(server.url(), size, compare)

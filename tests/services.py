@@ -229,6 +229,9 @@ class Postgres(_Server):
     MAX_CONNECTIONS = 300
     """Enough for 50 threads in each of several processes."""
 
+    BUFFERS: ClassVar[str] = "64MB"
+    """Tests hold little, and many servers run at once."""
+
     def url(self, database: str = "postgres") -> str:
         """The SQLAlchemy URL of one of its databases."""
         return f"postgresql+psycopg://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
@@ -310,7 +313,7 @@ class Postgres(_Server):
             "port": self.port,
             "unix_socket_directories": "",
             "max_connections": self.MAX_CONNECTIONS,
-            "shared_buffers": "64MB",
+            "shared_buffers": self.BUFFERS,
             "synchronous_commit": "on",  # also where nothing is flushed to disk: what is committed outlives kill()
             "fsync": on,
             "full_page_writes": on,

@@ -19,10 +19,11 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from tests.services import Postgres, Valkey, free_port
+from tests.services import Valkey, free_port
 
 from .. import load
 from ..doors import PATH, SECRET
+from ..servers import Database
 from ..serving import Served, granian, running
 from .fixtures import API_KEY, DELIVERED, SERVED, deliveries
 from .installing import install_dj_stripe, install_stripe_sync_engine
@@ -93,7 +94,7 @@ class Bench:
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._folder = folder
-        self._database = stack.enter_context(Postgres(durable=True))
+        self._database = stack.enter_context(Database(durable=True))
         self._broker = stack.enter_context(Valkey())
         api = stack.enter_context(granian("benchmarks.peers.fixtures:api", threads=32))
         self._environment = {
