@@ -26,13 +26,13 @@ BENCHMARKS = (
 
 def main(names: list[str]) -> None:
     console = Console()
-    results: dict[str, Figures] = {}
     for name in names or BENCHMARKS:
         if name not in BENCHMARKS:
             sys.exit(f"there is no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
-        results[name] = import_module(f"benchmarks.{name}").run()
+        found: Figures = import_module(f"benchmarks.{name}").run()
+        path = write({name: found})  # at once: the next one may take an hour, and fail
         table = Table("variant", "median", "range", "unit", title=name, title_justify="left")
-        for variant, figures in results[name].items():
+        for variant, figures in found.items():
             table.add_row(
                 variant,
                 f"{figures['median']:,}",
@@ -40,7 +40,7 @@ def main(names: list[str]) -> None:
                 figures["unit"],
             )
         console.print(table)
-    console.print(f"written to {write(results).relative_to(write(results).parent.parent.parent)}")
+        console.print(f"written to {path.relative_to(path.parent.parent.parent)}\n")
 
 
 main(sys.argv[1:])

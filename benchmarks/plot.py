@@ -134,7 +134,7 @@ def _workers(found: Variants) -> list[Panel]:
     return [
         _ratios(
             found,
-            re.escape(case) + ": (?P<label>.+)",
+            re.escape(case) + ": (?P<label>.+), rate",
             f"One worker: events per second, {case}",
             "usual recipe",
         )
