@@ -84,3 +84,58 @@ def test_an_api_that_shows_less_than_the_event_says_is_asked_again(sqlite_url: s
         assert rows(app, "objects") == []
         assert [(row.state, row.outcome) for row in rows(app, "events")] == [("pending", "not_visible_yet")]
     assert seen == []
+
+
+def test_what_was_deleted_is_not_written_again_by_an_api_that_lags(database_url: str) -> None:
+    """Its event says that it is gone; for half a minute the API is not believed that it is still there."""
+    with build(database_url, {"stripe": STRIPE}) as app:
+        thing = {"id": "cus_1", "object": "customer"}
+        for type_, at in (("customer.updated", -60), ("customer.deleted", 0)):
+            moment = datetime.now(UTC) + timedelta(seconds=at)
+            assert deliver(app, "stripe", type_, object=thing, at=moment).status_code == 200
+        parts = state(app)
+        shown = Fetched(asked=True, data=thing)
+        claim = parts.inbox.claim(parts.endpoints)
+        assert claim is not None
+        parts.applier._write(claim, claim.groups[0], shown, Applied())
+        assert [(row.state, row.outcome) for row in rows(app, "events")] == [
+            ("applied", "applied"),
+            ("pending", "not_visible_yet"),
+        ]
+        with parts.inbox.transaction() as connection:
+            events = parts.tables.events
+            connection.execute(
+                events.update().where(events.c.state == "pending").values(due_at=parts.inbox.moment())
+            )
+        claim = parts.inbox.claim(parts.endpoints)
+        assert claim is not None
+        parts.applier._write(claim, claim.groups[0], Fetched(asked=True, data=None), Applied())
+        assert [row.outcome for row in rows(app, "events")] == ["applied", "object_gone"]
+        assert [row.deleted_at is not None for row in rows(app, "objects")] == [True]
+
+
+def test_what_came_back_after_it_was_deleted_is_written(database_url: str) -> None:
+    with build(database_url, {"stripe": STRIPE}) as app:
+        thing = {"id": "cus_1", "object": "customer"}
+        for type_, at in (("customer.deleted", -5), ("customer.created", 0)):
+            moment = datetime.now(UTC) + timedelta(seconds=at)
+            assert deliver(app, "stripe", type_, object=thing, at=moment).status_code == 200
+        parts = state(app)
+        claim = parts.inbox.claim(parts.endpoints)
+        assert claim is not None
+        parts.applier._write(claim, claim.groups[0], Fetched(asked=True, data=thing), Applied())
+        assert [row.state for row in rows(app, "events")] == ["applied", "applied"]
+        assert [row.deleted_at for row in rows(app, "objects")] == [None]
+
+
+def test_long_after_a_deletion_the_api_is_taken_at_its_word(database_url: str) -> None:
+    with build(database_url, {"stripe": STRIPE}) as app:
+        thing = {"id": "cus_1", "object": "customer"}
+        moment = datetime.now(UTC) - timedelta(minutes=5)
+        assert deliver(app, "stripe", "customer.deleted", object=thing, at=moment).status_code == 200
+        parts = state(app)
+        claim = parts.inbox.claim(parts.endpoints)
+        assert claim is not None
+        parts.applier._write(claim, claim.groups[0], Fetched(asked=True, data=thing), Applied())
+        assert [row.state for row in rows(app, "events")] == ["applied"]
+        assert [row.deleted_at for row in rows(app, "objects")] == [None]

@@ -40,7 +40,8 @@ FETCH_LIMIT = timedelta(seconds=60)
 """For all requests of one fetch together; one alone may take 20 s."""
 
 VISIBLE_AFTER = timedelta(seconds=30)
-"""A 404 for an object that we never saw is taken for a lagging replica for so long after its event, then for an answer."""
+"""A 404 for an object that we never saw, or an object that was deleted, is taken for a lagging replica for so long after
+its event, then for an answer."""
 
 LAG_LIMIT = timedelta(minutes=10)
 """An API that after so long still shows an older version than its event said is taken at its word."""
@@ -145,12 +146,19 @@ def _timed(ask: Callable[[Group], Fetched], group: Group) -> tuple[Fetched, floa
 
 
 def require_visible(group: Group, fetched: Fetched, now: datetime, *, known: bool) -> None:
-    """Raise NotVisibleYet for a 404 that comes too soon after a create to be believed."""
-    if not fetched.gone or known or any(event.gone for event in group.events):
+    """Raise NotVisibleYet for an answer that comes too soon after its event to be believed: there is no such object,
+    after it was made; here it is, after it was deleted."""
+    happened = [(event.occurred_at or event.received_at, event.gone) for event in group.events]
+    latest = max((at for at, _ in happened), default=now)
+    if now - latest >= VISIBLE_AFTER:
         return
-    newest = max((event.occurred_at or event.received_at for event in group.events), default=now)
-    if now - newest < VISIBLE_AFTER:
+    deleted = any(gone for _, gone in happened)
+    if fetched.gone and not known and not deleted:
         raise NotVisibleYet("the API does not know the object yet", timedelta(seconds=2))
+    if not fetched.gone and (latest, True) in happened:
+        raise NotVisibleYet(
+            "the API still shows the object, which its event says is gone", timedelta(seconds=2)
+        )
 
 
 def is_behind(endpoint: Endpoint, event: Event, fetched: Fetched, now: datetime) -> bool:
