@@ -111,6 +111,24 @@ def test_a_claim_walks_indexes_with_statistics_of_one_account(app: Flask) -> Non
         assert bool(lanes) != bool(due)
 
 
+def test_where_a_table_was_just_filled_an_object_s_events_are_not_looked_for_by_their_endpoint(
+    fresh_postgres: str,
+) -> None:
+    """To a planner that takes the table for empty all indexes that begin with the endpoint are as good; read by that of the
+    dedup keys, each object of a claim would cost a walk over all events of its endpoint."""
+    with build(fresh_postgres, {"stripe": STRIPE}) as app:
+        with _connection(app) as rows:
+            rows.execute("ALTER TABLE webhook_events SET (autovacuum_enabled = off)")
+            rows.execute(FILL.replace(str(BACKLOG), "3000"))
+        used = {
+            node.get("Index Name")
+            for plan in plans(app, lambda: state(app).inbox.claim(["stripe"]))
+            for node in nodes(plan)
+        }
+        assert "ix_webhook_events_object" in used
+        assert "uq_webhook_events_endpoint_dedup_key" not in used
+
+
 def test_a_claim_of_events_by_id_walks_indexes(app: Flask) -> None:
     for plan in plans(app, lambda: state(app).inbox.claim(["stripe"], only=[1, 2, 3])):
         assert_walks_indexes(plan)

@@ -170,11 +170,12 @@ _DUE = (
 """
 )
 
-# The other open events of one claimed object. IN with a state that does not exist: it must not be taken for the condition
-# of the indexes on what is due, which would be walked over once per object; that on objects has the state as its last column.
+# The other open events of one claimed object. The index on objects has the state as its last column, and is the only one that
+# gives them in its order: that decides for it also where a planner takes the table for empty, and any index for as good.
+# A range and not `=` or BETWEEN: it must not be taken for the condition of the indexes on what is due.
 _MATES = """SELECT o.id FROM webhook_events o WHERE o.endpoint = a.endpoint AND o.object_kind = a.object_kind
-    AND o.object_id = a.object_id AND o.account = a.account AND o.state IN ({state}, '')
-    AND o.due_at <= {now}"""
+    AND o.object_id = a.object_id AND o.account = a.account AND o.state >= {state} AND o.state < {state} || '!'
+    AND o.due_at <= {now} ORDER BY o.state"""
 
 # The lanes: each endpoint and account that has something due and is not held, from `:endpoint, :account` on. Found by one
 # look into the index per lane, however many events wait in it; the first of a lane is the one that is due first. BETWEEN is
