@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from flask import Flask
 
 from tests.apps import STRIPE, apply, build, deliver, post, rows
 from webhooks import Webhooks
@@ -86,6 +87,14 @@ def test_an_api_that_shows_less_than_the_event_says_is_asked_again(sqlite_url: s
     assert seen == []
 
 
+def write_as_shown(app: Flask, thing: dict[str, Any] | None) -> None:
+    """Claim what is due of one object and write it as if the API had shown this."""
+    parts = state(app)
+    claim = parts.inbox.claim(parts.endpoints)
+    assert claim is not None
+    parts.applier._write(claim, claim.groups[0], Fetched(asked=True, data=thing), Applied())
+
+
 def test_what_was_deleted_is_not_written_again_by_an_api_that_lags(database_url: str) -> None:
     """Its event says that it is gone; for half a minute the API is not believed that it is still there."""
     with build(database_url, {"stripe": STRIPE}) as app:
@@ -93,23 +102,18 @@ def test_what_was_deleted_is_not_written_again_by_an_api_that_lags(database_url:
         for type_, at in (("customer.updated", -60), ("customer.deleted", 0)):
             moment = datetime.now(UTC) + timedelta(seconds=at)
             assert deliver(app, "stripe", type_, object=thing, at=moment).status_code == 200
-        parts = state(app)
-        shown = Fetched(asked=True, data=thing)
-        claim = parts.inbox.claim(parts.endpoints)
-        assert claim is not None
-        parts.applier._write(claim, claim.groups[0], shown, Applied())
+        write_as_shown(app, thing)
         assert [(row.state, row.outcome) for row in rows(app, "events")] == [
             ("applied", "applied"),
             ("pending", "not_visible_yet"),
         ]
+        parts = state(app)
         with parts.inbox.transaction() as connection:
             events = parts.tables.events
             connection.execute(
                 events.update().where(events.c.state == "pending").values(due_at=parts.inbox.moment())
             )
-        claim = parts.inbox.claim(parts.endpoints)
-        assert claim is not None
-        parts.applier._write(claim, claim.groups[0], Fetched(asked=True, data=None), Applied())
+        write_as_shown(app, None)
         assert [row.outcome for row in rows(app, "events")] == ["applied", "object_gone"]
         assert [row.deleted_at is not None for row in rows(app, "objects")] == [True]
 
@@ -120,10 +124,7 @@ def test_what_came_back_after_it_was_deleted_is_written(database_url: str) -> No
         for type_, at in (("customer.deleted", -5), ("customer.created", 0)):
             moment = datetime.now(UTC) + timedelta(seconds=at)
             assert deliver(app, "stripe", type_, object=thing, at=moment).status_code == 200
-        parts = state(app)
-        claim = parts.inbox.claim(parts.endpoints)
-        assert claim is not None
-        parts.applier._write(claim, claim.groups[0], Fetched(asked=True, data=thing), Applied())
+        write_as_shown(app, thing)
         assert [row.state for row in rows(app, "events")] == ["applied", "applied"]
         assert [row.deleted_at for row in rows(app, "objects")] == [None]
 
@@ -133,9 +134,6 @@ def test_long_after_a_deletion_the_api_is_taken_at_its_word(database_url: str) -
         thing = {"id": "cus_1", "object": "customer"}
         moment = datetime.now(UTC) - timedelta(minutes=5)
         assert deliver(app, "stripe", "customer.deleted", object=thing, at=moment).status_code == 200
-        parts = state(app)
-        claim = parts.inbox.claim(parts.endpoints)
-        assert claim is not None
-        parts.applier._write(claim, claim.groups[0], Fetched(asked=True, data=thing), Applied())
+        write_as_shown(app, thing)
         assert [row.state for row in rows(app, "events")] == ["applied"]
         assert [row.deleted_at for row in rows(app, "objects")] == [None]

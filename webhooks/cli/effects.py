@@ -11,7 +11,7 @@ from rich.console import Console
 from sqlalchemy import select
 
 from ..models import EFFECT_STATES
-from ..operating import queries
+from ..operating import queries, settling
 from ..state import State
 from .asking import endpoint_name, endpoint_option, limit_option, rows_wanted
 from .output import Answer, command, document, plain, sentences, state, table, words
@@ -91,10 +91,8 @@ def settle(*, key: str, done: bool | None) -> Answer:
         raise click.UsageError("say --done if it happened, or --again if it did not")
     inbox = state()
     row = _named(inbox, key)
-    if not inbox.outbox.settle(key, done=done):
+    if not settling.settle(inbox, key, done=done):
         raise click.ClickException(f"it is {row['state']}, not unknown: {EFFECT_STATES[row['state']]}")
-    if not done:
-        inbox.caller.bell.ring_in(timedelta(0))
     after = _named(inbox, key)
     said = "it happened; nothing is called." if done else "it is called again."
     return Answer(_described(inbox, after), sentences([f"{row['name']} {key}: {said}"]))

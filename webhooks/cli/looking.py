@@ -292,17 +292,5 @@ def runs(endpoint: str | None, task: str | None, limit: int | None) -> Answer:
     inbox = state()
     of = endpoint_name(inbox, endpoint)
     found = standing.runs(inbox, endpoint=of, task=task, limit=rows_wanted(limit))
-    columns = (
-        "id",
-        "endpoint",
-        "task",
-        "since",
-        "started_at",
-        "finished_at",
-        "seen",
-        "missed",
-        "healed",
-        "causes",
-        "error",
-    )
+    columns = [name for name in standing.RUN_COLUMNS if name != "report"]
     return Answer(found, table("", found, columns, empty="There was no run yet."))

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ..errors import ConfigError
 from ..models import EFFECT_STATES, OUTCOMES, STATES
-from ..operating import holding, queries, redriving, standing
+from ..operating import holding, queries, redriving, settling, standing
 from ..operating.explaining import explained, parts
 from ..state import EXTENSION, State
 from .forms import Forms
@@ -213,8 +213,7 @@ def settle() -> ResponseReturnValue:
     decision = request.form.get("decision")
     if decision not in {"done", "again"}:
         abort(400)
-    if inbox.outbox.settle(request.form.get("key", ""), done=decision == "done") and decision == "again":
-        inbox.caller.bell.ring()
+    settling.settle(inbox, request.form.get("key", ""), done=decision == "done")
     return redirect(url_for(".effects", state="unknown"), 303)
 
 

@@ -15,7 +15,7 @@ from ..provider import instant
 from ..state import State
 from .queries import OPEN, given, now, rows
 
-__all__ = ["holds", "issues", "runs", "spools", "status"]
+__all__ = ["RUN_COLUMNS", "holds", "issues", "runs", "spools", "status"]
 
 RUN_COLUMNS = (
     "id",
