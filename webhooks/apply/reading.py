@@ -34,7 +34,7 @@ def _with_body(endpoint: Endpoint, event: Event, kept: tuple[bytes, dict[str, st
     if kept is None:
         return event
     envelope = read_again(endpoint, event.dedup_key, *kept)
-    return event if envelope is None else replace(event, data=envelope.data, snapshot=envelope.snapshot)
+    return event if envelope is None else event.with_data(envelope.data, envelope.snapshot)
 
 
 def read_again(endpoint: Endpoint, dedup_key: str, body: bytes, headers: dict[str, str]) -> Envelope | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, delete, exists, func, select, update
+from sqlalchemy import ARRAY, BigInteger, Engine, any_, delete, exists, func, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
@@ -170,12 +170,15 @@ class Inbox(Claiming, Retention):
     def bodies(self, ids: Collection[int]) -> dict[int, tuple[bytes, dict[str, str]]]:
         """The bodies and kept headers of these events, as far as they have not been dropped. Raises Sealed."""
         bodies = self.tables.bodies
+        query = select(bodies.c.event_id, bodies.c.body, bodies.c.headers, bodies.c.sealed)
+        # One parameter however many ids there are: a statement that is always the same is prepared, and planned once.
+        wanted = (
+            bodies.c.event_id.in_(ids)
+            if self.is_sqlite
+            else bodies.c.event_id == any_(literal(list(ids), ARRAY(BigInteger)))
+        )
         with self.engine.connect() as connection:
-            rows = connection.execute(
-                select(bodies.c.event_id, bodies.c.body, bodies.c.headers, bodies.c.sealed).where(
-                    bodies.c.event_id.in_(ids)
-                )
-            ).all()
+            rows = connection.execute(query.where(wanted)).all()
         return {id_: (self.sealer.open(body, sealed), headers or {}) for id_, body, headers, sealed in rows}
 
     # -- out

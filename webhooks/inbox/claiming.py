@@ -7,9 +7,21 @@ import random
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, DateTime, Engine, bindparam, delete, insert, text, update
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    DateTime,
+    Engine,
+    TextClause,
+    bindparam,
+    delete,
+    insert,
+    text,
+    update,
+)
 
 from ..models import Tables
 from ..provider import ObjectRef
@@ -119,8 +131,8 @@ class Claiming(Database):
                 rows = self._claim_sqlite(connection, statement.format(**parts), values, now)
             else:
                 values |= {"worker": _worker(), "lease": self.lease}
-                found = connection.execute(text(statement.format(**parts)), values).mappings().all()
-                rows = [dict(row) for row in found]
+                found = connection.execute(_read(statement.format(**parts)), values).all()
+                rows = [row._asdict() for row in found]
             if rows and state == "applying":
                 self._lengthen(connection, rows)
         if not rows:
@@ -162,6 +174,12 @@ def inserted_id(result: CursorResult[Any]) -> int:
     key = result.inserted_primary_key
     assert key is not None
     return int(key[0])
+
+
+@lru_cache(maxsize=32)
+def _read(statement: str) -> TextClause:
+    """The statement with its parameters found: a long text is searched for them once, not once per claim."""
+    return text(statement)
 
 
 def _worker() -> str:
