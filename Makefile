@@ -52,6 +52,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 	@$(BIN)/python -m benchmarks.plot
+	@$(BIN)/python -m benchmarks.tables
 
 soak: $(VENV)/.dev
 	@$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -1,0 +1,214 @@
+"""Write the tables of docs/why/speed.md out of `results/latest.json`: `python -m benchmarks.tables`.
+
+The page has a pair of comments for each table, and text of its own between them. What was not measured is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .machine import RESULTS
+
+__all__ = ["fill"]
+
+PAGE = Path(__file__).parent.parent / "docs" / "why" / "speed.md"
+Results = Mapping[str, Any]
+TIMES = "\u00d7"
+RECIPE, BLUEPRINT, FRONT, DATABASE = (
+    "usual recipe",
+    "ours, blueprint",
+    "ours, front door",
+    "pgbench, the same INSERT",
+)
+CASES = (
+    "no fetch, 1 event per object",
+    "fetch 0 ms, 1 event per object",
+    "fetch 0 ms, 10 events per object",
+    "fetch 100 ms, 1 event per object",
+    "fetch 100 ms, 10 events per object",
+)
+
+
+class _NotMeasured(Exception):
+    """The results do not hold it."""
+
+
+def fill(page: str, results: Results) -> str:
+    """The page with its tables as the results have them."""
+    for name, make in TABLES.items():
+        try:
+            lines = make(results)
+        except _NotMeasured as what:
+            lines = [f"*Not measured: {what}.*"]
+        page = _between(
+            page, f"<!-- {name}: by python -m benchmarks.tables -->", f"<!-- end of {name} -->", lines
+        )
+    return page
+
+
+def _between(page: str, start: str, end: str, lines: Sequence[str]) -> str:
+    before, found, rest = page.partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{PAGE.name} has no {start} … {end}")
+    return "\n".join((before + start, "", *lines, "", end + after))
+
+
+def _median(results: Results, benchmark: str, variant: str) -> float:
+    try:
+        return float(results[benchmark][variant]["median"])
+    except KeyError:
+        raise _NotMeasured(f"`{benchmark}`") from None
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def _n(value: float, digits: int = 0) -> str:
+    return f"{value:,.{digits}f}"
+
+
+def _door(results: Results) -> list[str]:
+    rows = []
+    for connections in (16, 32, 64):
+
+        def of(door: str, what: str, connections: int = connections) -> float:
+            return _median(results, "ack", f"{connections} connections, {door}: {what}")
+
+        recipe, blueprint, front, database = (
+            of(door, "rate") for door in (RECIPE, BLUEPRINT, FRONT, DATABASE)
+        )
+        rows.append(
+            [
+                str(connections),
+                _n(recipe),
+                f"{_n(blueprint)} ({blueprint / recipe:.1f} {TIMES})",
+                f"{_n(front)} ({front / recipe:.1f} {TIMES})",
+                _n(database),
+                f"{front / database:.2f}",
+                " / ".join(_n(of(door, "CPU")) for door in (RECIPE, BLUEPRINT, FRONT)),
+                " / ".join(_n(of(door, "p99"), 1) for door in (RECIPE, FRONT, DATABASE)),
+            ]
+        )
+    head = ("connections", RECIPE, "blueprint", "front door", "pgbench", "front door / pgbench", "CPU", "p99")
+    return _table(head, rows)
+
+
+def _open_loop(results: Results) -> list[str]:
+    rows = [
+        [share, *(" / ".join(_n(_median(results, "ack", f"open loop at {share}, {door}: {what}"), 1) for what in ("p50", "p99", "p99.9")) for door in (RECIPE, BLUEPRINT, FRONT))]
+        for share in ("25%", "50%", "75%")
+    ]  # fmt: skip
+    return _table(("of its own saturation", RECIPE, "blueprint", "front door"), rows)
+
+
+def _workers(results: Results) -> list[str]:
+    rows = []
+    variants = (RECIPE, "ours, with a handler", "ours, mirror")
+    for case in CASES:
+        rates = [_median(results, "apply", f"{case}: {variant}, rate") for variant in variants]
+        costs = [_median(results, "apply", f"{case}: {variant}, CPU") for variant in variants]
+        ours = [
+            f"{_n(rate)} ({rate / rates[0]:.1f} {TIMES}, CPU {costs[0] / cost:.1f} {TIMES})"
+            for rate, cost in zip(rates[1:], costs[1:], strict=True)
+        ]
+        rows.append([case, _n(rates[0]), *ours, " / ".join(_n(cost) for cost in costs)])
+    return _table(("case", RECIPE, "ours, with a handler", "ours, mirror", "CPU"), rows)
+
+
+def _reconcile(results: Results) -> list[str]:
+    rows = [
+        [size, *(_n(_median(results, "reconcile", f"{way}, {size} objects, {what}"), digits) for way in ("listing in the database", "dictionary") for what, digits in (("time", 1), ("memory", 0)))]
+        for size in ("10,000", "100,000", "1,000,000")
+    ]  # fmt: skip
+    return _table(("objects", "ours, s", "ours, MB more", "dictionary, s", "dictionary, MB more"), rows)
+
+
+def _growth(results: Results) -> list[str]:
+    steps = ("record", "claim and apply", "deliver again")
+    sizes = sorted(
+        {m[1] for name in results.get("growth", ()) if (m := re.search(r", ([\d,]+) rows$", name))},
+        key=lambda size: int(size.replace(",", "")),
+    )
+    if not sizes:
+        raise _NotMeasured("`growth`")
+    rows, first = [], 0.0
+    for size in sizes:
+        costs = [_median(results, "growth", f"{step}, {size} rows") for step in steps]
+        whole = costs[0] + costs[1]
+        first = first or whole
+        rows.append([size, *(_n(cost) for cost in costs), f"{whole / first:.2f}"])
+    return _table(("rows", *steps, "recorded and applied, of the smallest"), rows)
+
+
+def _backlog(results: Results) -> list[str]:
+    rows = []
+    for size in ("1,000", "100,000", "1,000,000"):
+        drained = _median(results, "backlog", f"{size} open: drain")
+        lags = [
+            _n(_median(results, "backlog", f"{size} open: lag of new events, {what}"), 2)
+            for what in ("p50", "worst")
+        ]
+        rows.append([size, _n(drained), *lags])
+    for what in ("50,000 open of one account", "100,000 open of an account on hold"):
+        lags = [
+            _n(_median(results, "backlog", f"{what}: lag of new events, {which}"), 2)
+            for which in ("p50", "worst")
+        ]
+        rows.append([f"{what}, new ones of others", "", *lags])
+    return _table(("open events", "drained, events/s", "lag of new events, p50, s", "worst, s"), rows)
+
+
+def _embedded(results: Results) -> list[str]:
+    rows = []
+    for variant in ("usual recipe alone", "usual recipe, a worker beside it", "ours, a worker beside it"):
+        of = {
+            what: _median(results, "embedded", f"{variant}: {what}") for what in ("rate", "p99", "not taken")
+        }
+        locked = _median(results, "embedded", f"{variant}: “database is locked” in the logs")
+        rows.append([variant, _n(of["rate"]), _n(of["p99"], 1), _n(of["not taken"], 1), _n(locked)])
+    return _table(
+        ("SQLite, 8 connections", "deliveries/s", "p99, ms", "not taken per 1,000", "“locked”"), rows
+    )
+
+
+def _all(benchmark: str, only: str = ".*") -> Callable[[Results], list[str]]:
+    """All variants of one benchmark whose names match, with their ranges."""
+
+    def rows(results: Results) -> list[str]:
+        found = [
+            (name, each) for name, each in results.get(benchmark, {}).items() if re.fullmatch(only, name)
+        ]
+        if not found:
+            raise _NotMeasured(f"`{benchmark}`")
+        lines = [
+            [name, f"{each['median']:,g}", f"{each['min']:,g} to {each['max']:,g}", each["unit"]]
+            for name, each in sorted(found)
+        ]
+        return _table(("variant", "median", "range", "unit"), lines)
+
+    return rows
+
+
+TABLES: dict[str, Callable[[Results], list[str]]] = {
+    "door": _door,
+    "open loop": _open_loop,
+    "workers": _workers,
+    "reconcile": _reconcile,
+    "growth": _growth,
+    "backlog": _backlog,
+    "publish": _all("publish"),
+    "embedded": _embedded,
+    "answers": _all("answers"),
+    "peers": _all("peers", r".+, ours / .+"),
+}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill(PAGE.read_text(), json.loads((RESULTS / "latest.json").read_text())))
+    print("docs/why/speed.md")
