@@ -195,6 +195,27 @@ def _all(benchmark: str, only: str = ".*") -> Callable[[Results], list[str]]:
     return rows
 
 
+def _peers(results: Results) -> list[str]:
+    found = [m for name in results.get("peers", ()) if (m := re.fullmatch(r"(.+), ours / (.+): rate", name))]
+    if not found:
+        raise _NotMeasured("`peers`")
+    rows = [
+        [
+            m[1],
+            m[2],
+            _n(_median(results, "peers", f"{m[1]}, ours: rate")),
+            _n(_median(results, "peers", f"{m[1]}, {m[2]}: rate")),
+            *(
+                _n(_median(results, "peers", f"{m[1]}, ours / {m[2]}: {what}"), 2)
+                for what in ("rate", "p99", "CPU")
+            ),
+        ]
+        for m in found
+    ]
+    head = ("mode", "peer", "ours, events/s", "theirs", "rate, ours / theirs", "p99", "CPU")
+    return _table(head, rows)
+
+
 TABLES: dict[str, Callable[[Results], list[str]]] = {
     "door": _door,
     "open loop": _open_loop,
@@ -202,10 +223,10 @@ TABLES: dict[str, Callable[[Results], list[str]]] = {
     "reconcile": _reconcile,
     "growth": _growth,
     "backlog": _backlog,
-    "publish": _all("publish"),
+    "publish": _all("publish", r"Valkey, .+: CPU"),
     "embedded": _embedded,
     "answers": _all("answers"),
-    "peers": _all("peers", r".+, ours / .+"),
+    "peers": _peers,
 }
 
 
