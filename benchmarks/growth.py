@@ -51,9 +51,6 @@ def run() -> Figures:
             for name, measure in STEPS.items():
                 for size, (parts, rows) in inboxes.items():
                     samples.setdefault((name, size), []).append(measure(parts, rows))
-    for size in sizes:
-        parts_of_one = zip(*(samples[name, size] for name in ("record", "claim and apply")), strict=True)
-        samples["an event, recorded and applied", size] = [sum(each) for each in parts_of_one]
     figures: dict[str, Any] = {}
     for (name, size), taken in samples.items():
         figures[f"{name}, {size:,} rows"] = figure(taken, "us per event")

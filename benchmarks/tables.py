@@ -24,13 +24,6 @@ RECIPE, BLUEPRINT, FRONT, DATABASE = (
     "ours, front door",
     "pgbench, the same INSERT",
 )
-CASES = (
-    "no fetch, 1 event per object",
-    "fetch 0 ms, 1 event per object",
-    "fetch 0 ms, 10 events per object",
-    "fetch 100 ms, 1 event per object",
-    "fetch 100 ms, 10 events per object",
-)
 
 
 class _NotMeasured(Exception):
@@ -73,6 +66,10 @@ def _n(value: float, digits: int = 0) -> str:
     return f"{value:,.{digits}f}"
 
 
+def _cells(results: Results, benchmark: str, variants: Iterable[str], digits: int = 0) -> list[str]:
+    return [_n(_median(results, benchmark, variant), digits) for variant in variants]
+
+
 def _door(results: Results) -> list[str]:
     rows = []
     for connections in (16, 32, 64):
@@ -100,17 +97,20 @@ def _door(results: Results) -> list[str]:
 
 
 def _open_loop(results: Results) -> list[str]:
-    rows = [
-        [share, *(" / ".join(_n(_median(results, "ack", f"open loop at {share}, {door}: {what}"), 1) for what in ("p50", "p99", "p99.9")) for door in (RECIPE, BLUEPRINT, FRONT))]
-        for share in ("25%", "50%", "75%")
-    ]  # fmt: skip
+    rows = []
+    for share in ("25%", "50%", "75%"):
+        cells = [share]
+        for door in (RECIPE, BLUEPRINT, FRONT):
+            names = [f"open loop at {share}, {door}: {what}" for what in ("p50", "p99", "p99.9")]
+            cells.append(" / ".join(_cells(results, "ack", names, 1)))
+        rows.append(cells)
     return _table(("of its own saturation", RECIPE, "blueprint", "front door"), rows)
 
 
 def _workers(results: Results) -> list[str]:
     rows = []
     variants = (RECIPE, "ours, with a handler", "ours, mirror")
-    for case in CASES:
+    for case in dict.fromkeys(name.partition(": ")[0] for name in results.get("apply", ())):
         rates = [_median(results, "apply", f"{case}: {variant}, rate") for variant in variants]
         costs = [_median(results, "apply", f"{case}: {variant}, CPU") for variant in variants]
         ours = [
@@ -118,14 +118,19 @@ def _workers(results: Results) -> list[str]:
             for rate, cost in zip(rates[1:], costs[1:], strict=True)
         ]
         rows.append([case, _n(rates[0]), *ours, " / ".join(_n(cost) for cost in costs)])
+    if not rows:
+        raise _NotMeasured("`apply`")
     return _table(("case", RECIPE, "ours, with a handler", "ours, mirror", "CPU"), rows)
 
 
 def _reconcile(results: Results) -> list[str]:
-    rows = [
-        [size, *(_n(_median(results, "reconcile", f"{way}, {size} objects, {what}"), digits) for way in ("listing in the database", "dictionary") for what, digits in (("time", 1), ("memory", 0)))]
-        for size in ("10,000", "100,000", "1,000,000")
-    ]  # fmt: skip
+    rows = []
+    for size in ("10,000", "100,000", "1,000,000"):
+        cells = [size]
+        for way in ("listing in the database", "dictionary"):
+            cells += _cells(results, "reconcile", [f"{way}, {size} objects, time"], 1)
+            cells += _cells(results, "reconcile", [f"{way}, {size} objects, memory"])
+        rows.append(cells)
     return _table(("objects", "ours, s", "ours, MB more", "dictionary, s", "dictionary, MB more"), rows)
 
 
@@ -147,21 +152,19 @@ def _growth(results: Results) -> list[str]:
 
 
 def _backlog(results: Results) -> list[str]:
-    rows = []
-    for size in ("1,000", "100,000", "1,000,000"):
-        drained = _median(results, "backlog", f"{size} open: drain")
-        lags = [
-            _n(_median(results, "backlog", f"{size} open: lag of new events, {what}"), 2)
-            for what in ("p50", "worst")
-        ]
-        rows.append([size, _n(drained), *lags])
-    for what in ("50,000 open of one account", "100,000 open of an account on hold"):
-        lags = [
-            _n(_median(results, "backlog", f"{what}: lag of new events, {which}"), 2)
-            for which in ("p50", "worst")
-        ]
-        rows.append([f"{what}, new ones of others", "", *lags])
-    return _table(("open events", "drained, events/s", "lag of new events, p50, s", "worst, s"), rows)
+    def lags(case: str) -> list[str]:
+        names = [f"{case}: lag of new events, {what}" for what in ("p50", "worst")]
+        return _cells(results, "backlog", names, 2)
+
+    own = [
+        [size, *_cells(results, "backlog", [f"{size} open: drain"]), *lags(f"{size} open")]
+        for size in ("1,000", "100,000", "1,000,000")
+    ]
+    others = [
+        [f"{case}, new ones of others", "", *lags(case)]
+        for case in ("50,000 open of one account", "100,000 open of an account on hold")
+    ]
+    return _table(("open events", "drained, events/s", "lag of new events, p50, s", "worst, s"), own + others)
 
 
 def _embedded(results: Results) -> list[str]:
@@ -199,19 +202,11 @@ def _peers(results: Results) -> list[str]:
     found = [m for name in results.get("peers", ()) if (m := re.fullmatch(r"(.+), ours / (.+): rate", name))]
     if not found:
         raise _NotMeasured("`peers`")
-    rows = [
-        [
-            m[1],
-            m[2],
-            _n(_median(results, "peers", f"{m[1]}, ours: rate")),
-            _n(_median(results, "peers", f"{m[1]}, {m[2]}: rate")),
-            *(
-                _n(_median(results, "peers", f"{m[1]}, ours / {m[2]}: {what}"), 2)
-                for what in ("rate", "p99", "CPU")
-            ),
-        ]
-        for m in found
-    ]
+    rows = []
+    for mode, peer in (m.groups() for m in found):
+        rates = _cells(results, "peers", [f"{mode}, ours: rate", f"{mode}, {peer}: rate"])
+        names = [f"{mode}, ours / {peer}: {what}" for what in ("rate", "p99", "CPU")]
+        rows.append([mode, peer, *rates, *_cells(results, "peers", names, 2)])
     head = ("mode", "peer", "ours, events/s", "theirs", "rate, ours / theirs", "p99", "CPU")
     return _table(head, rows)
 

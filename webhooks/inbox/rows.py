@@ -99,7 +99,7 @@ class Event:
     """The object as the event carried it."""
 
     def with_data(self, data: Json, snapshot: Json) -> Event:
-        """The same event with its data. A worker does this for every event, and `dataclasses.replace` takes five times
+        """The same event with its data. A worker does this for every event, and `dataclasses.replace` takes six times
         as long."""
         made = object.__new__(Event)
         made.__dict__.update(self.__dict__, data=data, snapshot=snapshot)
