@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -19,7 +20,7 @@ from ..api import Apis
 from ..endpoints import Endpoint, Endpoints
 from ..errors import GiveUp, RateLimited, RetryLater, TimeLimit, Unreadable
 from ..handlers import Handlers
-from ..inbox import CLAIM_SIZE, Claim, Event, Group, Inbox, Sealed
+from ..inbox import Claim, Event, Group, Inbox, Sealed
 from ..queue import Bell
 from .failures import backoff, is_the_events_own, may_repeat, report, summary
 from .fetching import FAR, Fetched, Windows, fetch, fetch_all
@@ -27,7 +28,8 @@ from .fresh import Copy, ensure_fresh
 from .limiting import within
 from .mirroring import BATCH as MIRROR_BATCH
 from .mirroring import Mirrored, is_plain, mirror
-from .reading import read_again, read_delivery, with_bodies
+from .pace import Pace
+from .reading import Bodies, Body, read_again, read_delivery, with_bodies
 from .running import Running, in_handler, now_running, refuse_commit, refuse_second_connection
 from .statements import Statements, statements
 from .writing import ClaimLost, Refetch, Write
@@ -71,6 +73,36 @@ class Applied:
     fetches: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
 
+    def add(self, other: Applied) -> None:
+        """Count what another pass did as ours."""
+        self.events += other.events
+        self.claims += other.claims
+        self.fetches += other.fetches
+        for outcome, number in other.outcomes.items():
+            self.count(outcome, number)
+
+    def count(self, outcome: str, number: int = 1) -> None:
+        """So many events have had this outcome."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A group that can be written: what the provider said, and its bodies among others, which nobody has read yet."""
+
+    group: Group
+    fetched: Fetched | Exception
+    bodies: Bodies
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A claim, and all that is to be written of it."""
+
+    claim: Claim
+    work: list[_Ready]
+    done: Applied
+
 
 @dataclass
 class Applier:
@@ -88,24 +120,34 @@ class Applier:
 
     def __post_init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
+        self._beside: ThreadPoolExecutor | None = None
+        self._pace = Pace()
         self._windows = Windows()
         self._made: Statements | None = None
 
     # -- the loops
 
-    def drain(self, *, shift: timedelta | None = None, limit: int = CLAIM_SIZE) -> Applied:
-        """Apply until nothing is due, or until the shift is over, then ring for whoever comes next."""
+    def drain(self, *, shift: timedelta | None = None, limit: int | None = None) -> Applied:
+        """Apply until nothing is due, or until the shift is over, then ring for whoever comes next.
+
+        A claim takes `limit` events; without one, as many as the pace of those before it says.
+        """
         done = Applied()
-        ends = None if shift is None else time.monotonic() + shift.total_seconds()
+        ends = math.inf if shift is None else time.monotonic() + shift.total_seconds()
         while True:
-            claim = self.inbox.claim(self.endpoints, limit=limit)
+            claim = self._claim(limit)
             if claim is None:
                 self._ring_for_postponed()
                 return done
-            if claim.full:
-                self.bell.ring()  # idle workers may join in
-            self._apply(claim, done)
-            if ends is not None and time.monotonic() > ends:
+            # SQLite has one writer at a time: nothing to be gained there.
+            if claim.full and self._pace.is_quick and not self.inbox.is_sqlite:
+                self._stream(claim, limit, ends, done)
+            else:
+                started = time.monotonic()
+                self._apply(claim, done)
+                if claim.full:
+                    self._pace.took(time.monotonic() - started)
+            if time.monotonic() > ends:
                 self.bell.ring()
                 return done
 
@@ -120,31 +162,89 @@ class Applier:
             self._apply(claim, done, deadline=deadline)
         return done
 
+    def _claim(self, limit: int | None) -> Claim | None:
+        claim = self.inbox.claim(self.endpoints, limit=limit or self._pace.size)
+        if claim is not None and claim.full:
+            self.bell.ring()  # idle workers may join in
+        return claim
+
     def _ring_for_postponed(self) -> None:
         wait = self.inbox.next_due(self.endpoints)
         if wait is not None and wait <= RING_AHEAD:
             self.bell.ring_in(wait + timedelta(milliseconds=100))
 
+    # -- a backlog
+
+    def _stream(self, claim: Claim, limit: int | None, ends: float, done: Applied) -> None:
+        """Apply claims for as long as they are full: while one is written here, the next is made and fetched beside.
+
+        Handlers run in this thread and nowhere else.
+        """
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(1, thread_name_prefix="webhooks-claim")
+        ahead: Future[_Prepared | None] | None = self._beside.submit(self._prepare, claim)
+        try:
+            while ahead is not None:
+                started = time.monotonic()
+                prepared = ahead.result()
+                ahead = None
+                if prepared is None:
+                    return
+                if prepared.claim.full and self._pace.is_quick and time.monotonic() <= ends:
+                    ahead = self._beside.submit(self._prepare_next, limit)
+                self._write_all(prepared.claim, prepared.work, done)
+                done.add(prepared.done)
+                self._pace.took(time.monotonic() - started)
+        except BaseException:
+            if ahead is not None:
+                ahead.add_done_callback(self._give_back)
+            raise
+
+    def _prepare_next(self, limit: int | None) -> _Prepared | None:
+        claim = self._claim(limit)
+        return None if claim is None else self._prepare(claim)
+
+    def _prepare(self, claim: Claim) -> _Prepared:
+        done = Applied()
+        return _Prepared(claim, list(self._work(claim, done)), done)
+
+    def _give_back(self, ahead: Future[_Prepared | None]) -> None:
+        """What was claimed for a thread that has ended is due again at once, and not when its lease is over."""
+        if ahead.exception() is not None or (prepared := ahead.result()) is None:
+            return
+        ids = [event.id for one in prepared.work for event in one.group.events]
+        self.inbox.postpone(prepared.claim.no, ids, None, timedelta(0), counts=False)
+
     # -- one claim
 
     def _apply(self, claim: Claim, done: Applied, *, deadline: float | None = None) -> None:
+        self._write_all(claim, self._work(claim, done, deadline), done)
+
+    def _work(self, claim: Claim, done: Applied, deadline: float | None = None) -> Iterator[_Ready]:
+        """The groups that are to be written, each as soon as the provider has answered."""
         self.at("claimed")
         done.claims += 1
         done.events += claim.size
-        plain: list[Mirrored] = []
+        groups, bodies = self._opened(claim, self._sorted_out(claim, done), done)
         fetchable: list[Group] = []
-        for group in self._sorted_out(claim, done):
+        for group in groups:
             if group.object is not None and self.endpoints[group.endpoint].fetches:
                 fetchable.append(group)
             else:
-                self._put(claim, group, Fetched(asked=False), plain, done)
+                yield _Ready(group, Fetched(asked=False), bodies)
         for group, fetched in self._answers(fetchable, deadline):
             self.at("fetched")
             done.fetches += 1
-            if isinstance(fetched, Exception):
-                self._settle(claim, group, group.events, fetched, done)
+            yield _Ready(group, fetched, bodies)
+
+    def _write_all(self, claim: Claim, work: Iterable[_Ready], done: Applied) -> None:
+        plain: list[Mirrored] = []
+        for one in work:
+            if isinstance(one.fetched, Exception):
+                self._settle(claim, one.group, one.group.events, one.fetched, done)
             else:
-                self._put(claim, group, fetched, plain, done)
+                group = with_bodies(self.endpoints[one.group.endpoint], one.group, one.bodies)
+                self._put(claim, group, one.fetched, plain, done)
         self._mirror(claim, plain, done)
 
     def _answers(
@@ -194,44 +294,34 @@ class Applier:
                 wanted.append(group if len(events) == len(group.events) else replace(group, events=events))
         for (state, outcome, error), ids in refused.items():
             self.inbox.finish(claim.no, ids, state, outcome, error)
-            _count(done, outcome, len(ids))
-        return self._opened(claim, wanted, done)
+            done.count(outcome, len(ids))
+        return wanted
 
-    def _opened(self, claim: Claim, groups: list[Group], done: Applied) -> list[Group]:
-        """`_with_bodies`; groups with a body that cannot be opened wait for its key, and hold no others."""
+    def _opened(self, claim: Claim, groups: list[Group], done: Applied) -> tuple[list[Group], Bodies]:
+        """The groups, and their `_bodies`; those with one that cannot be opened wait for its key, and hold no others."""
         try:
-            return self._with_bodies(groups)
+            return groups, self._bodies(groups)
         except Sealed:
-            found = []
+            opened: list[Group] = []
+            bodies: dict[int, Body] = {}
             for group in groups:
                 try:
-                    found += self._with_bodies([group])
+                    bodies |= self._bodies([group])
                 except Sealed as sealed:
                     self._settle(claim, group, group.events, sealed, done)
-            return found
+                else:
+                    opened.append(group)
+            return opened, bodies
 
-    def _with_bodies(self, groups: list[Group]) -> list[Group]:
-        """The groups, with decoded data where somebody looks at it: a handler, or whoever cannot fetch. One query."""
-        needed = {
-            id(group)
-            for group in groups
-            if not self.endpoints[group.endpoint].fetches
-            or self._has_handler(self.endpoints[group.endpoint], group)
-        }
-        bare = [
+    def _bodies(self, groups: Iterable[Group]) -> dict[int, Body]:
+        """The bodies that somebody looks at: a handler, or whoever cannot fetch. One query."""
+        ids = [
             event.id
             for group in groups
-            if id(group) in needed
+            if not (endpoint := self.endpoints[group.endpoint]).fetches or self._has_handler(endpoint, group)
             for event in group.events
-            if event.data is None
         ]
-        if not bare:
-            return groups
-        bodies = self.inbox.bodies(bare)
-        return [
-            with_bodies(self.endpoints[group.endpoint], group, bodies) if id(group) in needed else group
-            for group in groups
-        ]
+        return self.inbox.bodies(ids) if ids else {}
 
     def _wants(self, endpoint: Endpoint, event: Event) -> bool:
         if event.object is not None and self.wants_kind(endpoint, event.object.kind):
@@ -275,7 +365,7 @@ class Applier:
         except DBAPIError:
             left, outcomes = batch, []  # one by one, each with its own tries and its own error
         for outcome in outcomes:
-            _count(done, outcome, 1)
+            done.count(outcome)
         self.at("written")
         for one in left:
             self._write(claim, one.group, one.fetched, done)
@@ -309,7 +399,7 @@ class Applier:
         else:
             self.at("written")
             for outcome in outcomes:
-                _count(done, outcome, 1)
+                done.count(outcome)
 
     def _commit(self, claim: Claim, group: Group, fetched: Fetched) -> list[str]:
         tries = 0
@@ -375,7 +465,7 @@ class Applier:
         if isinstance(error, GiveUp | Unreadable):
             outcome = "unreadable" if isinstance(error, Unreadable) else "gave_up"
             self.inbox.finish(claim.no, ids, "dead", outcome, said)
-            _count(done, outcome, len(ids))
+            done.count(outcome, len(ids))
             return
         if isinstance(error, RateLimited):
             self.inbox.hold(group.endpoint, "rate_limited", account=group.account, until=error.after)
@@ -388,7 +478,7 @@ class Applier:
                 after = error.after if isinstance(error, RetryLater) and error.after is not None else None
                 wait = after if after is not None else backoff(event.attempts)
                 self.inbox.postpone(claim.no, [event.id], outcome, wait, error=said, counts=counts)
-        _count(done, outcome, len(ids))
+        done.count(outcome, len(ids))
 
 
 def _attempt(ask: Callable[[Group], Fetched], group: Group) -> Fetched | Exception:
@@ -396,7 +486,3 @@ def _attempt(ask: Callable[[Group], Fetched], group: Group) -> Fetched | Excepti
         return ask(group)
     except Exception as error:  # noqa: BLE001 - settled like any other failure of the group
         return error
-
-
-def _count(done: Applied, outcome: str, number: int) -> None:
-    done.outcomes[outcome] = done.outcomes.get(outcome, 0) + number

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from queue import SimpleQueue
 
 from ..api import Apis
 from ..endpoints import Endpoint
@@ -114,35 +115,45 @@ def fetch_all(
     waiting: dict[str, deque[Group]] = {}
     for group in groups:
         waiting.setdefault(group.endpoint, deque()).append(group)
-    flying: dict[Future[tuple[Fetched, float]], Group] = {}
+    # One queue for all answers: to wait for any of many futures costs each of them a look, for every answer.
+    answers: SimpleQueue[_Answer] = SimpleQueue()
     in_flight = dict.fromkeys(waiting, 0)
+    flying = 0
     while waiting or flying:
         for endpoint, queue in list(waiting.items()):
             while queue and in_flight[endpoint] < windows.size(endpoint):
-                group = queue.popleft()
-                flying[pool.submit(_timed, ask, group)] = group
+                pool.submit(_ask, ask, queue.popleft(), answers)
                 in_flight[endpoint] += 1
+                flying += 1
             if not queue:
                 del waiting[endpoint]
-        done, _ = wait(flying, return_when=FIRST_COMPLETED)
-        for future in done:
-            group = flying.pop(future)
-            in_flight[group.endpoint] -= 1
-            error = future.exception()
-            if error is None:
-                fetched, seconds = future.result()
-                windows.answered(group.endpoint, seconds)
-                yield group, fetched
-            elif isinstance(error, Exception):
-                windows.failed(group.endpoint)
-                yield group, error
-            else:
-                raise error
+        answer = answers.get()
+        flying -= 1
+        in_flight[answer.group.endpoint] -= 1
+        if isinstance(answer.said, Fetched):
+            windows.answered(answer.group.endpoint, answer.seconds)
+        elif isinstance(answer.said, Exception):
+            windows.failed(answer.group.endpoint)
+        else:
+            raise answer.said
+        yield answer.group, answer.said
 
 
-def _timed(ask: Callable[[Group], Fetched], group: Group) -> tuple[Fetched, float]:
+@dataclass(frozen=True)
+class _Answer:
+    group: Group
+    said: Fetched | BaseException
+    seconds: float
+
+
+def _ask(ask: Callable[[Group], Fetched], group: Group, answers: SimpleQueue[_Answer]) -> None:
     started = time.perf_counter()
-    return ask(group), time.perf_counter() - started
+    said: Fetched | BaseException
+    try:
+        said = ask(group)
+    except BaseException as error:  # noqa: BLE001 - raised where the answers are taken
+        said = error
+    answers.put(_Answer(group, said, time.perf_counter() - started))
 
 
 def require_visible(group: Group, fetched: Fetched, now: datetime, *, known: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from .fetching import Fetched, is_behind, regresses
 
 __all__ = ["Mirrored", "is_plain", "mirror"]
 
-BATCH = 50
+BATCH = 128
 """Objects per statement; a round trip is shared by so many, and none waits long for the others."""
 
 Key = tuple[str, str, str, str]
@@ -31,11 +31,12 @@ class Mirrored:
     endpoint: Endpoint
     group: Group
     fetched: Fetched
+    key: Key = field(init=False)
 
-    @property
-    def key(self) -> Key:
+    def __post_init__(self) -> None:
         assert self.group.object is not None
-        return self.endpoint.name, self.group.account, self.group.object.kind, self.group.object.id
+        ref = self.group.object
+        object.__setattr__(self, "key", (self.endpoint.name, self.group.account, ref.kind, ref.id))
 
 
 def is_plain(group: Group, fetched: Fetched) -> bool:
@@ -58,7 +59,8 @@ def mirror(inbox: Inbox, claim: Claim, batch: Sequence[Mirrored]) -> tuple[list[
     with inbox.transaction() as connection:
         stored, copies = _versions(inbox, connection, batch), _copies(connection, batch)
         left = [one for one in batch if _needs_care(claim, one, stored) or _holds(one, copies)]
-        ready = sorted((one for one in batch if one not in left), key=lambda one: one.key)
+        apart = {id(one) for one in left}
+        ready = sorted((one for one in batch if id(one) not in apart), key=lambda one: one.key)
         outcomes: list[str] = []
         if ready:
             asked = [one for one in ready if one.fetched.asked]
@@ -75,13 +77,23 @@ def _versions(inbox: Inbox, connection: Connection, batch: Iterable[Mirrored]) -
     keys = sorted(one.key for one in batch if one.endpoint.provider.version is not None and one.fetched.asked)
     if not keys:
         return {}
+    if not inbox.is_sqlite:
+        columns = [list(column) for column in zip(*keys, strict=True)]
+        found = connection.exec_driver_sql(_VERSIONS_POSTGRESQL, tuple(columns))
+        return {(row[0], row[1], row[2], row[3]): row[4] for row in found}
     o = inbox.tables.objects.c
     query = select(o.endpoint, o.account, o.kind, o.id, o.version).where(
         tuple_(o.endpoint, o.account, o.kind, o.id).in_(keys)
     )
-    rows = connection.execute(query.order_by(o.endpoint, o.account, o.kind, o.id).with_for_update())
-    return {(row.endpoint, row.account, row.kind, row.id): row.version for row in rows}
+    return {(row[0], row[1], row[2], row[3]): row[4] for row in connection.execute(query)}
 
+
+# One look by the primary key for each, in the order given: two workers do not lock the same rows in opposite order.
+_VERSIONS_POSTGRESQL = (
+    "SELECT f.* FROM unnest(%b::text[], %b::text[], %b::text[], %b::text[]) AS k (endpoint, account, kind, id)"
+    " CROSS JOIN LATERAL (SELECT o.endpoint, o.account, o.kind, o.id, o.version FROM webhook_objects o"
+    " WHERE o.endpoint = k.endpoint AND o.account = k.account AND o.kind = k.kind AND o.id = k.id FOR UPDATE) f"
+)
 
 _COPIES = text(
     "SELECT e.id FROM webhook_events e WHERE e.id IN :ids AND EXISTS (SELECT 1 FROM webhook_events o WHERE"
@@ -182,7 +194,10 @@ def _row(claim: Claim, one: Mirrored) -> dict[str, Any]:
     as_of: datetime = claim.as_of if one.fetched.asked else newest.occurred_at or newest.received_at
     kept = one.endpoint.mirror != "none"
     return {
-        **dict(zip(("endpoint", "account", "kind", "id"), one.key, strict=True)),
+        "endpoint": one.key[0],
+        "account": one.key[1],
+        "kind": one.key[2],
+        "id": one.key[3],
         "path": (one.group.object.path or None) if one.group.object else None,
         "as_of": as_of,
         "version": _version(one) if one.fetched.asked else None,

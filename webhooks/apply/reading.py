@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 
 from ..endpoints import Endpoint
@@ -16,28 +15,35 @@ from ..inbox.spool import Held, Nonce
 from ..provider import Envelope, Request
 from .failures import summary
 
-__all__ = ["Bodies", "read_again", "read_delivery", "with_bodies"]
+__all__ = ["Bodies", "Body", "read_again", "read_delivery", "with_bodies"]
 
 log = logging.getLogger(__name__)
 
-Bodies = Mapping[int, tuple[bytes, dict[str, str]]]
+Body = tuple[bytes, Mapping[str, str]]
+"""A body as it came, and those headers that are needed to read it."""
+
+Bodies = Mapping[int, Body]
+"""By the event's id."""
 
 
 def with_bodies(endpoint: Endpoint, group: Group, bodies: Bodies) -> Group:
-    """The group with its events' data, as far as their bodies are still there."""
-    return replace(
-        group, events=[_with_body(endpoint, event, bodies.get(event.id)) for event in group.events]
-    )
+    """The group with its events' data, as far as their bodies are given."""
+    if not any(event.id in bodies for event in group.events):
+        return group
+    events = [_with_body(endpoint, event, bodies.get(event.id)) for event in group.events]
+    return Group(group.endpoint, group.account, group.object, events)
 
 
-def _with_body(endpoint: Endpoint, event: Event, kept: tuple[bytes, dict[str, str]] | None) -> Event:
+def _with_body(endpoint: Endpoint, event: Event, kept: Body | None) -> Event:
     if kept is None:
         return event
     envelope = read_again(endpoint, event.dedup_key, *kept)
     return event if envelope is None else event.with_data(envelope.data, envelope.snapshot)
 
 
-def read_again(endpoint: Endpoint, dedup_key: str, body: bytes, headers: dict[str, str]) -> Envelope | None:
+def read_again(
+    endpoint: Endpoint, dedup_key: str, body: bytes, headers: Mapping[str, str]
+) -> Envelope | None:
     """The envelope of an event out of its kept body; None if it cannot be read (any more)."""
     try:
         envelopes = endpoint.provider.parse(Request("POST", "", headers, body))

@@ -12,7 +12,6 @@ import click
 from ..apply import Applied, Applier
 from ..effects import Called, Caller
 from ..handlers import Handler
-from ..inbox import CLAIM_SIZE
 from ..models import OUTCOMES
 from ..operating import holding, queries, redriving
 from ..queue import Bell
@@ -27,7 +26,10 @@ __all__ = ["pause", "purge", "redrive", "replay", "resume", "sweep", "work"]
 LOOK = timedelta(seconds=1)
 """`work` looks into the inbox at least so often: nobody rings for it."""
 
-ONE_CLAIM = timedelta(0)
+STINT = timedelta(seconds=1)
+"""It applies for so long before it heeds a signal."""
+
+ONE = timedelta(0)
 
 
 @command()
@@ -63,7 +65,7 @@ def work(*, until_empty: bool, wait: float, sleep: float | None) -> Answer:
     with Stop() as stop:
         inbox.drain_spool()
         while not stop.asked:
-            if _apply_one(applier, done) or _call_one(caller, called) or inbox.drain_spool():
+            if _apply_some(applier, done) or _call_one(caller, called) or inbox.drain_spool():
                 continue
             soon = timedelta(seconds=wait)
             left = queries.open_within(inbox, soon) + inbox.outbox.due(soon) if until_empty else 0
@@ -106,20 +108,16 @@ def _waits_for(left: int, next_: timedelta | None, soon: timedelta) -> str:
     return f"Waiting for {left} that are due within {duration(soon)}{when}; Ctrl-C ends it."
 
 
-def _apply_one(applier: Applier, done: Applied) -> bool:
-    """Apply one claim, so that a signal is heeded after it; whether there was one."""
-    one = applier.drain(shift=ONE_CLAIM, limit=CLAIM_SIZE)
-    done.events += one.events
-    done.claims += one.claims
-    done.fetches += one.fetches
-    for outcome, number in one.outcomes.items():
-        done.outcomes[outcome] = done.outcomes.get(outcome, 0) + number
-    return one.claims > 0
+def _apply_some(applier: Applier, done: Applied) -> bool:
+    """Apply for a second, so that a signal is heeded after it; whether there was anything."""
+    some = applier.drain(shift=STINT)
+    done.add(some)
+    return some.claims > 0
 
 
 def _call_one(caller: Caller, called: Called) -> bool:
     """Call one effect; whether there was one."""
-    one = caller.drain(shift=ONE_CLAIM)
+    one = caller.drain(shift=ONE)
     for ended, number in one.states.items():
         called.states[ended] = called.states.get(ended, 0) + number
     return one.effects > 0

@@ -7,14 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Engine, any_, delete, exists, func, literal, select, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Engine,
+    Text,
+    any_,
+    cast,
+    delete,
+    exists,
+    func,
+    literal,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
+from .. import jsontext
 from ..errors import InboxUnavailable
 from ..models import Tables
+from ..provider import Headers
 from .claiming import CLAIM_SIZE, LEASE, Claiming, inserted_id
 from .door import PATIENCE, UNHURRIED, Door, sqlite_instant
 from .marks import SECRET
@@ -167,10 +183,11 @@ class Inbox(Claiming, Retention):
 
     # -- claim
 
-    def bodies(self, ids: Collection[int]) -> dict[int, tuple[bytes, dict[str, str]]]:
+    def bodies(self, ids: Collection[int]) -> dict[int, tuple[bytes, Mapping[str, str]]]:
         """The bodies and kept headers of these events, as far as they have not been dropped. Raises Sealed."""
         bodies = self.tables.bodies
-        query = select(bodies.c.event_id, bodies.c.body, bodies.c.headers, bodies.c.sealed)
+        headers = cast(bodies.c.headers, Text)
+        query = select(bodies.c.event_id, bodies.c.body, headers, bodies.c.sealed)
         # One parameter however many ids there are: a statement that is always the same is prepared, and planned once.
         wanted = (
             bodies.c.event_id.in_(ids)
@@ -179,7 +196,7 @@ class Inbox(Claiming, Retention):
         )
         with self.engine.connect() as connection:
             rows = connection.execute(query.where(wanted)).all()
-        return {id_: (self.sealer.open(body, sealed), headers or {}) for id_, body, headers, sealed in rows}
+        return {id_: (self.sealer.open(body, sealed), _headers(kept)) for id_, body, kept, sealed in rows}
 
     # -- out
 
@@ -347,6 +364,12 @@ class Inbox(Claiming, Retention):
             )
         first = min((aware(moment) for moment in (free, held) if moment is not None), default=None)
         return None if first is None else max(first - aware(now), timedelta(0))
+
+
+@lru_cache(maxsize=256)
+def _headers(kept: str | None) -> Mapping[str, str]:
+    """Kept headers, which are the same few for most events of an endpoint."""
+    return Headers(jsontext.loads(kept.encode()) or {} if kept else {})
 
 
 def _insert_or_ignore(is_sqlite: bool, table: Any) -> Any:

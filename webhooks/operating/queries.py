@@ -153,7 +153,8 @@ def events_with_ids(state: State, ids: Sequence[int]) -> list[dict[str, Any]]:
 
 def kept(state: State, event_id: int) -> tuple[bytes | None, dict[str, str]]:
     """The body and headers that were kept of an event; no body where it has been dropped."""
-    return state.inbox.bodies([event_id]).get(event_id, (None, {}))
+    body, headers = state.inbox.bodies([event_id]).get(event_id, (None, {}))
+    return body, dict(headers)
 
 
 def answer(state: State, event_id: int) -> dict[str, Any] | None:
