@@ -22,10 +22,14 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from webhooks import Webhooks
 
-__all__ = ["DOORS", "PATH", "SECRET"]
+__all__ = ["DOORS", "HOOK", "HOOK_PATH", "HOOK_SECRET", "PATH", "SECRET"]
 
 SECRET = "whsec_benchmark_secret_of_the_door"
 PATH = "/webhooks/stripe"
+
+HOOK = "a hook of Supabase Auth"
+HOOK_SECRET = "v1,whsec_YmVuY2htYXJrLXNlY3JldC1vZi10aGUtYXV0aC1ob29rISE="
+HOOK_PATH = "/webhooks/supabase"
 
 
 def bare() -> Callable[..., Iterable[bytes]]:
@@ -118,6 +122,32 @@ def ours(*, front: bool, bell: bool = True) -> Flask:
     return made
 
 
+def answering() -> Flask:
+    """This package with a hook that looks something up and notes something down."""
+    made = Flask("answering", instance_path=os.environ["INSTANCE"])
+    made.config.update(
+        SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
+        CELERY={"broker_url": os.environ["REDIS_URL"]},
+        WEBHOOKS={"supabase": {"secrets": [HOOK_SECRET], "fetch": False}},
+    )
+    db, webhooks = SQLAlchemy(model_class=type("Base", (DeclarativeBase,), {})), Webhooks()
+
+    class User(db.Model):  # type: ignore[name-defined, misc]
+        id: Mapped[str] = mapped_column(String(255), primary_key=True)
+        is_banned: Mapped[bool]
+
+    @webhooks.answer("supabase", "before-user-created", on_error="refuse")
+    def admit(event: Any) -> None:
+        if db.session.get(User, event.dedup_key) is None:
+            db.session.add(User(id=event.dedup_key, is_banned=False))
+
+    db.init_app(made)
+    webhooks.init_app(made)
+    made.register_blueprint(webhooks.blueprint, url_prefix="/webhooks")
+    _create(made, db)
+    return made
+
+
 def _create(app: Flask, db: SQLAlchemy) -> None:
     """Make the tables; of several processes one."""
     with app.app_context(), db.engine.begin() as connection:
@@ -145,4 +175,4 @@ def __getattr__(name: str) -> Any:
         return make_celery(ours(front=True))
     if name != "app":
         raise AttributeError(name)
-    return DOORS[os.environ["DOOR"]]()
+    return {**DOORS, HOOK: answering}[os.environ["DOOR"]]()

@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from marshmallow import Schema, ValidationError, fields
-from sqlalchemy import select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import DateTime, bindparam, select, text, update
 from sqlalchemy.orm import Session
 
+from . import jsontext
 from .apply import Running, in_handler, summary
 from .endpoints import Endpoint, Endpoints
 from .errors import GiveUp, InboxUnavailable, Refuse
@@ -44,6 +44,26 @@ LOOK_EVERY = timedelta(milliseconds=20)
 TRY_LATER = "Please try again later."
 
 log = logging.getLogger(__name__)
+
+
+_KEEP = (
+    "UPDATE webhook_bodies SET answer = CAST(:answer AS json) WHERE event_id = :event_id AND answer IS NULL"
+    " RETURNING event_id"
+)
+_ENTER = "INSERT INTO webhook_processed_events (event_id, handler, processed_at)"
+# While somebody waits, every round trip counts: where it can be, this is one.
+_KEEP_POSTGRESQL = (
+    text(
+        f"WITH kept AS ({_KEEP}), entered AS ({_ENTER} SELECT event_id, CAST(:handler AS varchar), clock_timestamp()"
+        " FROM kept ON CONFLICT DO NOTHING) SELECT event_id FROM kept"
+    ),
+)
+_KEEP_SQLITE = (
+    text(_KEEP.replace("CAST(:answer AS json)", ":answer")),
+    text(f"{_ENTER} VALUES (:event_id, :handler, :now) ON CONFLICT DO NOTHING").bindparams(
+        bindparam("now", type_=DateTime(timezone=True))
+    ),
+)
 
 
 class _Late(Exception):
@@ -235,17 +255,22 @@ class _Question:
 
     def _keep(self, session: Session, event_id: int, reply: Reply, error: str | None = None) -> Reply | None:
         """Within the session's transaction: this is the event's answer, and its ledger row. If it has one: that one."""
-        bodies, ledger = self.inbox.tables.bodies, self.inbox.tables.processed_events
-        mine = update(bodies).where(bodies.c.event_id == event_id, bodies.c.answer.is_(None))
-        if not session.execute(
-            mine.values(answer=_written(reply, error)).returning(bodies.c.event_id)
-        ).first():
+        values = {
+            "event_id": event_id,
+            "answer": jsontext.dumps(_written(reply, error)).decode(),
+            "handler": self.handler.entry,
+            "now": datetime.now(UTC),
+        }
+        session.flush()  # the handler's own work comes first
+        connection = session.connection(bind_arguments={"bind": self.inbox.engine})
+        kept, *more = _KEEP_SQLITE if self.inbox.is_sqlite else _KEEP_POSTGRESQL
+        if not connection.execute(kept, values).first():
+            bodies = self.inbox.tables.bodies
             found = session.execute(select(bodies.c.answer).where(bodies.c.event_id == event_id)).scalar()
             session.rollback()
             return _read(found) if found is not None else reply
-        insert = sqlite.insert(ledger) if self.inbox.is_sqlite else postgresql.insert(ledger)
-        row = {"event_id": event_id, "handler": self.handler.entry, "processed_at": self.inbox.moment()}
-        session.execute(insert.values(row).on_conflict_do_nothing())
+        for statement in more:
+            connection.execute(statement, values)
         return None
 
     def _first_answer(self, event_id: int) -> Reply:
