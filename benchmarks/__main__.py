@@ -21,6 +21,7 @@ BENCHMARKS = (
     "backlog",
     "embedded",
     "peers",
+    "profile",
 )
 
 

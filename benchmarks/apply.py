@@ -52,10 +52,10 @@ class Case:
 # As many as keep a worker busy for some seconds: what learning the API's pace costs at first must not be what is measured.
 CASES = (
     Case("no fetch, 1 event per object", 9000, 9000, None, 2000),
-    Case("fetch 0 ms, 1 event per object", 2000, 2000, 0.0, 800),
-    Case("fetch 0 ms, 10 events per object", 6000, 600, 0.0, 800),
-    Case("fetch 100 ms, 1 event per object", 1500, 1500, 0.1, 600),
-    Case("fetch 100 ms, 10 events per object", 9000, 900, 0.1, 600),
+    Case("fetch 0 ms, 1 event per object", 3000, 3000, 0.0, 800),
+    Case("fetch 0 ms, 10 events per object", 12000, 1200, 0.0, 800),
+    Case("fetch 100 ms, 1 event per object", 3000, 3000, 0.1, 600),
+    Case("fetch 100 ms, 10 events per object", 24000, 2400, 0.1, 600),
 )
 
 

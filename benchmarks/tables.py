@@ -211,6 +211,25 @@ def _peers(results: Results) -> list[str]:
     return _table(head, rows)
 
 
+def _profile(results: Results) -> list[str]:
+    found = [m for name in results.get("profile", ()) if (m := re.fullmatch(r"(.+?), (.+?): (.+)", name))]
+    if not found:
+        raise _NotMeasured("`profile`")
+    whose = sorted({m.groups()[:2] for m in found}, key=lambda pair: (pair[0], pair[1] != "ours", pair[1]))
+    parts = sorted({m[3] for m in found}, reverse=True)
+    lines = []
+    for part in parts:
+        names = [f"{mode}, {name}: {part}" for mode, name in whose]
+        lines.append([part, *_cells(results, "profile", names)])
+    totals = [
+        f"{sum(_median(results, 'profile', f'{mode}, {name}: {part}') for part in parts):,.0f}"
+        for mode, name in whose
+    ]
+    return _table(
+        ("CPU, µs per event", *(", ".join(pair) for pair in whose)), [*lines, ["together", *totals]]
+    )
+
+
 TABLES: dict[str, Callable[[Results], list[str]]] = {
     "door": _door,
     "open loop": _open_loop,
@@ -222,6 +241,7 @@ TABLES: dict[str, Callable[[Results], list[str]]] = {
     "embedded": _embedded,
     "answers": _all("answers"),
     "peers": _peers,
+    "profile": _profile,
 }
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
 
 from webhooks import Webhooks
 from webhooks.apply import Applier, pace
 from webhooks.apply.fetching import Fetched
 from webhooks.extension import state
-from webhooks.inbox import CLAIM_SIZE
+from webhooks.inbox import CLAIM_SIZE, claiming
 
 from .apps import STRIPE, build, rows
 from .test_fairness import put
@@ -206,3 +206,31 @@ def test_a_backlog_is_claimed_in_ever_larger_parts(fresh_postgres: str) -> None:
                 .all()
             )
         assert sizes[0] == CLAIM_SIZE < max(sizes)
+
+
+def test_what_a_dead_worker_left_is_taken_in_the_middle_of_a_backlog_and_at_its_end(
+    fresh_postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backlog(fresh_postgres) as (app, applier, seen):
+        lost = applier.inbox.claim(applier.endpoints, limit=CLAIM)
+        assert lost is not None
+        events = applier.inbox.tables.events
+        over = update(events).where(events.c.claim_no == lost.no).values(due_at=applier.inbox.moment())
+        with applier.inbox.transaction() as connection:
+            connection.execute(over)  # their lease
+        monkeypatch.setattr(claiming, "LOOK_EVERY", 3600.0)
+        applier.drain(limit=CLAIM)
+        assert {row.state for row in rows(app, "events")} == {"applied"}, "at its end"
+        assert sorted(seen.customers.values()) == [1] * EVENTS
+
+        put(app, EVENTS)
+        lost = applier.inbox.claim(applier.endpoints, limit=CLAIM)
+        assert lost is not None
+        over = update(events).where(events.c.claim_no == lost.no).values(due_at=applier.inbox.moment())
+        with applier.inbox.transaction() as connection:
+            connection.execute(over)
+        monkeypatch.setattr(claiming, "LOOK_EVERY", 0.0)
+        found = applier.inbox.claim(applier.endpoints, limit=CLAIM)
+        assert found is not None
+        assert {event.attempts for group in found.groups for event in group.events} == {2}, "in its middle"
+        assert found.size == 1, "one that kills its worker takes no others along"

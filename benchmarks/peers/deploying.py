@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -145,8 +145,13 @@ class Bench:
             lacks={WHOLE: "it has no such mode; its handlers ask the API whatever the delivery says"},
         )
 
-    def measure(self, peer: Peer, mode: Mode) -> Iterator[tuple[str, str, float]]:
-        """One round of one peer on an empty database: what, unit, value."""
+    def measure(
+        self,
+        peer: Peer,
+        mode: Mode,
+        watch: Callable[[Deployed], AbstractContextManager[Any]] = lambda _deployed: nullcontext(),
+    ) -> Iterator[tuple[str, str, float]]:
+        """One round of one peer on an empty database: what, unit, value. `watch` is entered while it is measured."""
         count, first = peer.counts[mode], peer.warm
         customers = range(first) if peer.known else range(first, first + count)
         with (
@@ -158,7 +163,7 @@ class Bench:
             self._send(deployed, warming, first)
             self._drain(rows, deployed, mode)
             # Made now, when the warm-up is over: some peers write nothing that is not newer by a second.
-            with self._prepared("m", deployed, count, customers) as prepared:
+            with self._prepared("m", deployed, count, customers) as prepared, watch(deployed):
                 started, before = time.monotonic(), deployed.cpu()
                 result = self._send(deployed, prepared, count)
                 self._drain(rows, deployed, mode)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -52,6 +54,9 @@ VISITS = 1000
 NEWEST = 4
 """One in so many events of a claim is one that came last: a backlog must not keep what is new waiting."""
 
+LOOK_EVERY = 1.0
+"""Seconds. Before a backlog a worker looks so often for what dead workers have left, and whenever nothing else is due."""
+
 _START = ("", "")
 
 
@@ -61,6 +66,7 @@ class Claiming(Database):
     def __init__(self, engine: Callable[[], Engine], tables: Tables, *, lease: timedelta = LEASE) -> None:
         super().__init__(engine, tables)
         self.lease = lease
+        self._looked = -math.inf
         self._after = _START
         """The endpoint and account behind which the next claim begins. Threads may share it: it is only about fairness."""
 
@@ -76,10 +82,21 @@ class Claiming(Database):
         if not endpoints:
             return None
         if only is None:
-            found = self._claim("applying", endpoints, 1, None) or self._claim_fairly(endpoints, limit)
+            looks = time.monotonic() - self._looked >= LOOK_EVERY
+            found = self._left(endpoints) if looks else None
+            found = found or self._claim_fairly(endpoints, limit)
+            if found is None and not looks:
+                found = self._left(endpoints)
             if found is not None:
                 return found
         return self._claim("pending", endpoints, limit, only)
+
+    def _left(self, endpoints: Collection[str]) -> Claim | None:
+        """A claim of what a dead worker has left."""
+        found = self._claim("applying", endpoints, 1, None)
+        if found is None:
+            self._looked = time.monotonic()
+        return found
 
     def _claim_fairly(self, endpoints: Collection[str], limit: int) -> Claim | None:
         """A claim that is shared by accounts in turn."""
