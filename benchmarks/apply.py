@@ -55,7 +55,7 @@ CASES = (
     Case("fetch 0 ms, 1 event per object", 3000, 3000, 0.0, 800),
     Case("fetch 0 ms, 10 events per object", 12000, 1200, 0.0, 800),
     Case("fetch 100 ms, 1 event per object", 3000, 3000, 0.1, 600),
-    Case("fetch 100 ms, 10 events per object", 24000, 2400, 0.1, 600),
+    Case("fetch 100 ms, 10 events per object", 30000, 3000, 0.1, 600),
 )
 
 
