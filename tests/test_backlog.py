@@ -80,6 +80,16 @@ def _claims_of_others(app: Flask, claim_no: int) -> set[int]:
         return set(found.scalars())
 
 
+def _claim_and_die(applier: Applier) -> None:
+    """A claim whose lease is over and whose worker is no more."""
+    lost = applier.inbox.claim(applier.endpoints, limit=CLAIM)
+    assert lost is not None
+    events = applier.inbox.tables.events
+    over = update(events).where(events.c.claim_no == lost.no).values(due_at=applier.inbox.moment())
+    with applier.inbox.transaction() as connection:
+        connection.execute(over)
+
+
 def test_the_next_claim_is_there_while_one_is_written_and_handlers_stay_in_their_thread(
     fresh_postgres: str,
 ) -> None:
@@ -212,23 +222,14 @@ def test_what_a_dead_worker_left_is_taken_in_the_middle_of_a_backlog_and_at_its_
     fresh_postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with backlog(fresh_postgres) as (app, applier, seen):
-        lost = applier.inbox.claim(applier.endpoints, limit=CLAIM)
-        assert lost is not None
-        events = applier.inbox.tables.events
-        over = update(events).where(events.c.claim_no == lost.no).values(due_at=applier.inbox.moment())
-        with applier.inbox.transaction() as connection:
-            connection.execute(over)  # their lease
+        _claim_and_die(applier)
         monkeypatch.setattr(claiming, "LOOK_EVERY", 3600.0)
         applier.drain(limit=CLAIM)
         assert {row.state for row in rows(app, "events")} == {"applied"}, "at its end"
         assert sorted(seen.customers.values()) == [1] * EVENTS
 
         put(app, EVENTS)
-        lost = applier.inbox.claim(applier.endpoints, limit=CLAIM)
-        assert lost is not None
-        over = update(events).where(events.c.claim_no == lost.no).values(due_at=applier.inbox.moment())
-        with applier.inbox.transaction() as connection:
-            connection.execute(over)
+        _claim_and_die(applier)
         monkeypatch.setattr(claiming, "LOOK_EVERY", 0.0)
         found = applier.inbox.claim(applier.endpoints, limit=CLAIM)
         assert found is not None
