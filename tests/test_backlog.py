@@ -167,7 +167,8 @@ def test_an_api_gets_no_more_requests_at_once_than_its_window_says(fresh_postgre
             with lock:
                 flying[0] += 1
                 most[0] = max(most[0], flying[0])
-                allowed = applier._windows.size("stripe")
+                assert applier._flights is not None
+                allowed = applier._flights.windows.size("stripe")
             over = flying[0] > allowed + 1  # it may have been halved since
             time.sleep(0.002)
             with lock:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.outage import Beside, beside
 from webhooks.api import Apis
+from webhooks.api import budget as budgeting
 from webhooks.api.budget import RESERVE, Budget, account_key
 from webhooks.endpoints import Endpoint
 from webhooks.errors import OverBudget, RetryLater
@@ -65,6 +66,19 @@ def test_live_events_are_counted_and_never_refused(made: Beside) -> None:
         one.spend(made.endpoint, "")
     assert taken(other, made.endpoint, "retry") == 0
     assert taken(other, made.endpoint, "reconcile") == 0
+
+
+def test_what_live_events_spend_of_a_large_budget_is_written_in_parts_of_it(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with beside(database_url, tmp_path, "stripe", api_rate=1_000) as made:
+        _, (one, _) = budgets(made)
+        written: list[float] = []
+        monkeypatch.setattr(one, "_write", lambda *_, spent, **__: written.append(spent))
+        monkeypatch.setattr(budgeting, "FLUSH_AFTER", 3600.0)
+        for _ in range(1_200):
+            one.spend(made.endpoint, "")
+        assert written == [500, 500], "a twentieth of the budget at a time, and not every twenty calls"
 
 
 def test_time_gives_back_what_was_spent(made: Beside) -> None:

@@ -33,8 +33,9 @@ def test_of_two_claims_that_mirror_an_object_the_later_one_stays_whoever_writes_
         for claim, title in zip(reversed(claims), ("new", "old"), strict=True):
             assert claim is not None
             plain: list[Any] = []
-            (group,) = claim.groups
-            parts.applier._put(claim, group, Fetched(asked=True, data=thing(title)), plain, Applied())
+            prepared = parts.applier._prepare(claim)
+            (group,) = prepared.asked
+            parts.applier._put(prepared, group, Fetched(asked=True, data=thing(title)), plain, Applied())
             assert len(plain) == 1, "nothing about it needs a transaction of its own"
             parts.applier._mirror(claim, plain, Applied())
         (copy,) = rows(app, "objects")

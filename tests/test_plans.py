@@ -99,6 +99,23 @@ def test_a_claim_walks_indexes(app: Flask) -> None:
     assert {"ix_webhook_events_due", "ix_webhook_events_lanes", "ix_webhook_events_object"} <= used
 
 
+def test_what_is_due_next_is_found_by_one_look_per_account(app: Flask) -> None:
+    inbox = state(app).inbox
+    inbox.hold("stripe", "rate_limited", account="acct_1", until=timedelta(hours=1))
+    with _connection(app) as rows:
+        rows.execute(
+            "UPDATE webhook_events SET due_at = now() + interval '1 minute' WHERE account <> 'acct_1'"
+        )
+    wait = inbox.next_due(["stripe"])
+    assert wait is not None
+    assert timedelta(seconds=50) < wait <= timedelta(seconds=60)
+    (plan,) = plans(app, lambda: inbox.next_due(["stripe"]))
+    assert_walks_indexes(plan)
+    used = {node["Index Name"] for node in nodes(plan) if node.get("Relation Name") == "webhook_events"}
+    assert "ix_webhook_events_lanes" in used
+    assert "ix_webhook_events_due" not in used
+
+
 def test_a_claim_walks_indexes_with_statistics_of_one_account(app: Flask) -> None:
     with _connection(app) as rows:
         rows.execute("UPDATE webhook_events SET account = ''")

@@ -35,7 +35,8 @@ GRANT = 0.05
 
 FLUSH_CALLS = 20
 FLUSH_AFTER = 1.0
-"""Seconds. What live events spend is written at the latest when so many calls or so much time have gone by."""
+"""Seconds. What live events spend is written at the latest when so many calls, or GRANT of the budget if that is more, or so
+much time have gone by."""
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Budget:
             purse = self._purses.setdefault((name, "live"), _Purse(written_at=time.monotonic()))
             purse.unwritten += 1
             late = time.monotonic() - purse.written_at >= FLUSH_AFTER
-            if purse.unwritten < FLUSH_CALLS and not late:
+            if purse.unwritten < max(FLUSH_CALLS, rate.calls * GRANT) and not late:
                 return
             calls, purse.unwritten, purse.written_at = purse.unwritten, 0, time.monotonic()
         try:

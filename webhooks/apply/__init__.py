@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,8 @@ from ..handlers import Handlers
 from ..inbox import Claim, Event, Group, Inbox, Sealed
 from ..queue import Bell
 from .failures import backoff, is_the_events_own, may_repeat, report, summary
-from .fetching import FAR, Fetched, Windows, fetch, fetch_all
+from .fetching import Fetched, fetch
+from .flights import Flight, Flights
 from .fresh import Copy, ensure_fresh
 from .limiting import within
 from .mirroring import BATCH as MIRROR_BATCH
@@ -87,21 +88,23 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """A group that can be written: what the provider said, and its bodies among others, which nobody has read yet."""
-
-    group: Group
-    fetched: Fetched | Exception
-    bodies: Bodies
-
-
-@dataclass(frozen=True)
 class _Prepared:
-    """A claim, and all that is to be written of it."""
+    """A claim that can be written: its objects are being asked for."""
 
     claim: Claim
-    work: list[_Ready]
+    bodies: Bodies
+    unasked: list[Group]
+    """Those of its groups that no API is asked for."""
+    asked: list[Group]
+    answers: Iterable[tuple[Group, Fetched | Exception]]
+    """The others with what the provider says, as it says it."""
     done: Applied
+    """What was done with those that are not to be written."""
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+        if isinstance(self.answers, Flight):
+            self.answers.close()
 
 
 @dataclass
@@ -119,10 +122,9 @@ class Applier:
     """Called at each step (`claimed`, `fetched`, `written`); tests end the process there."""
 
     def __post_init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self._flights: Flights | None = None
         self._beside: ThreadPoolExecutor | None = None
         self._pace = Pace()
-        self._windows = Windows()
         self._made: Statements | None = None
 
     # -- the loops
@@ -176,7 +178,8 @@ class Applier:
     # -- a backlog
 
     def _stream(self, claim: Claim, limit: int | None, ends: float, done: Applied) -> None:
-        """Apply claims for as long as they are full: while one is written here, the next is made and fetched beside.
+        """Apply claims for as long as they are full: while one is written here, the next is made beside, and its objects
+        are asked for behind those of this one.
 
         Handlers run in this thread and nowhere else.
         """
@@ -192,8 +195,7 @@ class Applier:
                     return
                 if prepared.claim.full and self._pace.is_quick and time.monotonic() <= ends:
                     ahead = self._beside.submit(self._prepare_next, limit)
-                self._write_all(prepared.claim, prepared.work, done)
-                done.add(prepared.done)
+                self._write_all(prepared, done)
                 self._pace.took(time.monotonic() - started)
         except BaseException:
             if ahead is not None:
@@ -204,64 +206,61 @@ class Applier:
         claim = self._claim(limit)
         return None if claim is None else self._prepare(claim)
 
-    def _prepare(self, claim: Claim) -> _Prepared:
-        done = Applied()
-        return _Prepared(claim, list(self._work(claim, done)), done)
-
     def _give_back(self, ahead: Future[_Prepared | None]) -> None:
         """What was claimed for a thread that has ended is due again at once, and not when its lease is over."""
         if ahead.exception() is not None or (prepared := ahead.result()) is None:
             return
-        ids = [event.id for one in prepared.work for event in one.group.events]
+        prepared.close()
+        ids = [event.id for group in (*prepared.unasked, *prepared.asked) for event in group.events]
         self.inbox.postpone(prepared.claim.no, ids, None, timedelta(0), counts=False)
 
     # -- one claim
 
     def _apply(self, claim: Claim, done: Applied, *, deadline: float | None = None) -> None:
-        self._write_all(claim, self._work(claim, done, deadline), done)
+        self._write_all(self._prepare(claim, deadline), done)
 
-    def _work(self, claim: Claim, done: Applied, deadline: float | None = None) -> Iterator[_Ready]:
-        """The groups that are to be written, each as soon as the provider has answered."""
+    def _prepare(self, claim: Claim, deadline: float | None = None) -> _Prepared:
+        """See what of the claim is to be written, and have the provider asked for it."""
         self.at("claimed")
-        done.claims += 1
-        done.events += claim.size
+        done = Applied(claim.size, 1)
         groups, bodies = self._opened(claim, self._sorted_out(claim, done), done)
-        fetchable: list[Group] = []
+        asked: list[Group] = []
+        unasked: list[Group] = []
         for group in groups:
-            if group.object is not None and self.endpoints[group.endpoint].fetches:
-                fetchable.append(group)
-            else:
-                yield _Ready(group, Fetched(asked=False), bodies)
-        for group, fetched in self._answers(fetchable, deadline):
-            self.at("fetched")
-            done.fetches += 1
-            yield _Ready(group, fetched, bodies)
+            fetches = group.object is not None and self.endpoints[group.endpoint].fetches
+            (asked if fetches else unasked).append(group)
+        return _Prepared(claim, bodies, unasked, asked, self._answers(asked, deadline), done)
 
-    def _write_all(self, claim: Claim, work: Iterable[_Ready], done: Applied) -> None:
+    def _write_all(self, prepared: _Prepared, done: Applied) -> None:
+        """Write each group as soon as the provider has answered."""
+        done.add(prepared.done)
         plain: list[Mirrored] = []
-        for one in work:
-            if isinstance(one.fetched, Exception):
-                self._settle(claim, one.group, one.group.events, one.fetched, done)
-            else:
-                group = with_bodies(self.endpoints[one.group.endpoint], one.group, one.bodies)
-                self._put(claim, group, one.fetched, plain, done)
-        self._mirror(claim, plain, done)
+        try:
+            for group in prepared.unasked:
+                self._put(prepared, group, Fetched(asked=False), plain, done)
+            for group, said in prepared.answers:
+                self.at("fetched")
+                done.fetches += 1
+                if isinstance(said, Exception):
+                    self._settle(prepared.claim, group, group.events, said, done)
+                else:
+                    self._put(prepared, group, said, plain, done)
+        finally:
+            prepared.close()
+        self._mirror(prepared.claim, plain, done)
 
     def _answers(
         self, groups: list[Group], deadline: float | None
     ) -> Iterable[tuple[Group, Fetched | Exception]]:
         ask = self._asking(deadline)
-        if len(groups) == 1 or deadline is not None:
+        if len(groups) <= 1 or deadline is not None:
             return ((group, _attempt(ask, group)) for group in groups)
-        return fetch_all(groups, ask, self._threads(), self._windows)
+        if self._flights is None:
+            self._flights = Flights()
+        return self._flights.begin(groups, ask)
 
     def _asking(self, deadline: float | None) -> Callable[[Group], Fetched]:
         return lambda group: fetch(self.apis, self.endpoints[group.endpoint], group, deadline=deadline)
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(FAR, thread_name_prefix="webhooks-fetch")
-        return self._pool
 
     def _sorted_out(self, claim: Claim, done: Applied) -> list[Group]:
         """The groups that need work; the other events get their outcome, all of one kind in one statement."""
@@ -338,10 +337,11 @@ class Applier:
     # -- objects that no handler is for, many at once
 
     def _put(
-        self, claim: Claim, group: Group, fetched: Fetched, plain: list[Mirrored], done: Applied
+        self, prepared: _Prepared, group: Group, fetched: Fetched, plain: list[Mirrored], done: Applied
     ) -> None:
         """Write an object, now or, where no handler is for it, together with others."""
-        endpoint = self.endpoints[group.endpoint]
+        claim, endpoint = prepared.claim, self.endpoints[group.endpoint]
+        group = with_bodies(endpoint, group, prepared.bodies)
         if not fetched.asked:
             try:
                 group = self._with_snapshots(group)

@@ -1,14 +1,11 @@
-"""Fetch the current objects of a claim: many at once, none while a transaction is open."""
+"""Fetch the current object, never while a transaction is open; and whether what came back can be believed."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from queue import SimpleQueue
 
 from ..api import Apis
 from ..endpoints import Endpoint
@@ -17,25 +14,13 @@ from ..inbox import Event, Group, read_version, write_version
 from ..jsontext import Json
 
 __all__ = [
-    "FAR",
     "Fetched",
-    "Windows",
     "fetch",
-    "fetch_all",
     "is_behind",
     "older",
     "regresses",
     "require_visible",
 ]
-
-CONCURRENCY = 16
-"""Requests in flight per worker process and endpoint."""
-
-FAR_FROM = 0.03
-"""Seconds. An API that takes longer is waited for, not computed with."""
-
-FAR = 64
-"""Requests in flight to such an API."""
 
 FETCH_LIMIT = timedelta(seconds=60)
 """For all requests of one fetch together; one alone may take 20 s."""
@@ -80,80 +65,6 @@ def fetch(apis: Apis, endpoint: Endpoint, group: Group, *, deadline: float | Non
         # It must not replace a good copy: something between us and the API has answered.
         raise RetryLater(f"the API of {endpoint.provider.name} answered with something that is no object")
     return Fetched(asked=True, data=found)
-
-
-class Windows:
-    """How many requests each endpoint's API is sent at once; what is learned holds from claim to claim.
-
-    Slow start: one request first, then one more in flight for every answer, half as many after every failure. A provider
-    that has had enough is not asked a dozen times at the same moment, and costs the others of a claim nothing. An API
-    that answers at once gains nothing from more than `CONCURRENCY` of them, one that takes its time gets `FAR`.
-    """
-
-    def __init__(self) -> None:
-        self._sizes: dict[str, int] = {}
-        self._seconds: dict[str, float] = {}
-
-    def size(self, endpoint: str) -> int:
-        """How many may be in flight."""
-        return self._sizes.get(endpoint, 1)
-
-    def answered(self, endpoint: str, seconds: float) -> None:
-        usual = self._seconds.get(endpoint, seconds)
-        self._seconds[endpoint] = usual = usual + (seconds - usual) / 8
-        most = FAR if usual > FAR_FROM else CONCURRENCY
-        self._sizes[endpoint] = min(self.size(endpoint) + 1, most)
-
-    def failed(self, endpoint: str) -> None:
-        self._sizes[endpoint] = max(self.size(endpoint) // 2, 1)
-
-
-def fetch_all(
-    groups: Iterable[Group], ask: Callable[[Group], Fetched], pool: ThreadPoolExecutor, windows: Windows
-) -> Iterator[tuple[Group, Fetched | Exception]]:
-    """Each group with what came back, as it comes back."""
-    waiting: dict[str, deque[Group]] = {}
-    for group in groups:
-        waiting.setdefault(group.endpoint, deque()).append(group)
-    # One queue for all answers: to wait for any of many futures costs each of them a look, for every answer.
-    answers: SimpleQueue[_Answer] = SimpleQueue()
-    in_flight = dict.fromkeys(waiting, 0)
-    flying = 0
-    while waiting or flying:
-        for endpoint, queue in list(waiting.items()):
-            while queue and in_flight[endpoint] < windows.size(endpoint):
-                pool.submit(_ask, ask, queue.popleft(), answers)
-                in_flight[endpoint] += 1
-                flying += 1
-            if not queue:
-                del waiting[endpoint]
-        answer = answers.get()
-        flying -= 1
-        in_flight[answer.group.endpoint] -= 1
-        if isinstance(answer.said, Fetched):
-            windows.answered(answer.group.endpoint, answer.seconds)
-        elif isinstance(answer.said, Exception):
-            windows.failed(answer.group.endpoint)
-        else:
-            raise answer.said
-        yield answer.group, answer.said
-
-
-@dataclass(frozen=True)
-class _Answer:
-    group: Group
-    said: Fetched | BaseException
-    seconds: float
-
-
-def _ask(ask: Callable[[Group], Fetched], group: Group, answers: SimpleQueue[_Answer]) -> None:
-    started = time.perf_counter()
-    said: Fetched | BaseException
-    try:
-        said = ask(group)
-    except BaseException as error:  # noqa: BLE001 - raised where the answers are taken
-        said = error
-    answers.put(_Answer(group, said, time.perf_counter() - started))
 
 
 def require_visible(group: Group, fetched: Fetched, now: datetime, *, known: bool) -> None:

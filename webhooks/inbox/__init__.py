@@ -18,7 +18,6 @@ from sqlalchemy import (
     any_,
     cast,
     delete,
-    exists,
     func,
     literal,
     select,
@@ -43,7 +42,6 @@ from .rows import (
     Origin,
     Recorded,
     arrival,
-    aware,
     read_version,
     stored_key,
     unreadable,
@@ -326,44 +324,20 @@ class Inbox(Claiming, Retention):
         with self.engine.connect() as connection:
             return int(connection.scalar(query) or 0)
 
-    def _holding(self) -> ColumnElement[bool]:
-        """That a row of `holds` keeps an event from being claimed."""
-        events, holds = self.tables.events, self.tables.holds
-        return (
-            (holds.c.endpoint == events.c.endpoint)
-            & holds.c.account.in_(["", events.c.account])
-            & (holds.c.until.is_(None) | (holds.c.until > self.moment()))
-        )
-
     def _free(self) -> ColumnElement[bool]:
-        """That none does; a count, which no planner turns into a join with the whole backlog."""
-        holds = select(func.count()).select_from(self.tables.holds).where(self._holding())
-        return holds.correlate(self.tables.events).scalar_subquery() == 0
-
-    def next_due(self, endpoints: Collection[str]) -> timedelta | None:
-        """How long until the next postponed event may be claimed; None if there is none.
-
-        What is held counts from the end of its hold, and not at all if the hold has none: otherwise whoever waits for
-        it would come back at once, again and again. Events under a live lease are not due.
-        """
+        """That no hold keeps an event from being claimed; a count, which no planner turns into a join with the whole
+        backlog."""
         events, holds = self.tables.events, self.tables.holds
-        holding = self._holding()
-        pending = (
-            events.c.state.in_(["pending", "applying"])
-            & (events.c.state == "pending")
-            & events.c.endpoint.in_(endpoints)
-        )
-        with self.engine.connect() as connection:
-            free, now = connection.execute(
-                select(func.min(events.c.due_at), self.moment()).where(pending, self._free())
-            ).one()
-            held = connection.scalar(
-                select(func.min(holds.c.until)).where(
-                    holds.c.until > self.moment(), exists().where(pending, holding)
-                )
+        count = (
+            select(func.count())
+            .select_from(holds)
+            .where(
+                holds.c.endpoint == events.c.endpoint,
+                holds.c.account.in_(["", events.c.account]),
+                holds.c.until.is_(None) | (holds.c.until > self.moment()),
             )
-        first = min((aware(moment) for moment in (free, held) if moment is not None), default=None)
-        return None if first is None else max(first - aware(now), timedelta(0))
+        )
+        return count.correlate(events).scalar_subquery() == 0
 
 
 @lru_cache(maxsize=256)

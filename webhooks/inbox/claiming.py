@@ -18,6 +18,7 @@ from sqlalchemy import (
     DateTime,
     Engine,
     TextClause,
+    TextualSelect,
     bindparam,
     delete,
     insert,
@@ -29,7 +30,7 @@ from ..models import Tables
 from ..provider import ObjectRef
 from .database import Database
 from .rows import Claim, Event, Group, Origin, aware
-from .sql import CLAIM_POSTGRESQL, CLAIM_SQLITE, FAIR_CLAIM_POSTGRESQL, FAIR_CLAIM_SQLITE
+from .sql import CLAIM_POSTGRESQL, CLAIM_SQLITE, FAIR_CLAIM_POSTGRESQL, FAIR_CLAIM_SQLITE, NEXT_DUE
 
 __all__ = ["CLAIM_SIZE", "LEASE", "Claiming", "inserted_id"]
 
@@ -50,6 +51,9 @@ LANES = 20
 
 VISITS = 1000
 """Accounts that are looked at for that, a few microseconds each. Behind so many that all wait for later, the oldest are next."""
+
+EVERY_LANE = 2**31 - 1
+"""As many visits as there are accounts with something pending; who only wants to know the time has to hear of each."""
 
 NEWEST = 4
 """One in so many events of a claim is one that came last: a backlog must not keep what is new waiting."""
@@ -126,7 +130,7 @@ class Claiming(Database):
         fair: Mapping[str, Any] | None = None,
     ) -> Claim | None:
         now = datetime.now(UTC)
-        names: dict[str, Any] = {f"endpoint_{n}": name for n, name in enumerate(endpoints)}
+        names = _named(endpoints)
         values: dict[str, Any] = {**names, "mates": MATES, **({"limit": limit} if fair is None else fair)}
         if only is not None:
             values |= {f"only_{n}": id_ for n, id_ in enumerate(only)}
@@ -134,7 +138,7 @@ class Claiming(Database):
             "state": f"'{state}'",
             # The transaction's start, which an index can be searched for; it begins with this statement.
             "now": ":now" if self.is_sqlite else "now()",
-            "endpoints": "(" + ", ".join(":" + name for name in names) + ")",
+            "endpoints": _in(names),
             "only": ""
             if only is None
             else "AND e.id IN (" + ", ".join(f":only_{n}" for n in range(len(only))) + ")",
@@ -157,6 +161,29 @@ class Claiming(Database):
                 self._lengthen(connection, events)
         return Claim(events[0].claim_no, aware(rows[0][-1]), list(_grouped(events)), len(events) >= limit)
 
+    def next_due(self, endpoints: Collection[str]) -> timedelta | None:
+        """How long until the next postponed event may be claimed; None if there is none.
+
+        What is held counts from the end of its hold, and not at all if the hold has none: otherwise whoever waits for
+        it would come back at once, again and again. Events under a live lease are not due.
+        """
+        if not endpoints:
+            return None
+        names = _named(endpoints)
+        values = {**names, "after_endpoint": "", "after_account": "", "visits": EVERY_LANE}
+        statement = NEXT_DUE.format(
+            endpoints=_in(names), now=":now" if self.is_sqlite else "clock_timestamp()"
+        )
+        if self.is_sqlite:
+            values["now"] = datetime.now(UTC)
+            typed = _read(statement, ("now",), ("free", "held", "now"))
+        else:
+            typed = _read(statement)
+        with self.engine.connect() as connection:
+            free, held, now = connection.execute(typed, values).one()
+        first = min((aware(moment) for moment in (free, held) if moment is not None), default=None)
+        return None if first is None else max(first - aware(now), timedelta(0))
+
     def _lengthen(self, connection: Connection, claimed: Sequence[Event]) -> None:
         """A longer lease for what was claimed before and not finished: perhaps nobody died, and it only takes longer.
         Two workers would take it from each other for ever."""
@@ -168,20 +195,24 @@ class Claiming(Database):
     def _claim_sqlite(
         self, connection: Connection, statement: str, values: dict[str, Any], now: datetime
     ) -> Sequence[Any]:
-        instant = DateTime(timezone=True)
         drawn = connection.execute(insert(self.tables.claims).values(worker=_worker(), claimed_at=now))
         values |= {"now": now, "lease_ends": now + self.lease, "claim_no": inserted_id(drawn)}
-        typed = (
-            text(statement)
-            .bindparams(bindparam("now", type_=instant), bindparam("lease_ends", type_=instant))
-            .columns(claimed_at=instant, received_at=instant, occurred_at=instant)
-        )
+        typed = _read(statement, ("now", "lease_ends"), ("claimed_at", "received_at", "occurred_at"))
         rows = connection.execute(typed, values).all()
         if not rows:
             connection.execute(
                 delete(self.tables.claims).where(self.tables.claims.c.claim_no == values["claim_no"])
             )
         return rows
+
+
+def _named(endpoints: Collection[str]) -> dict[str, Any]:
+    """Each endpoint under the name of a parameter."""
+    return {f"endpoint_{n}": name for n, name in enumerate(endpoints)}
+
+
+def _in(names: Iterable[str]) -> str:
+    return "(" + ", ".join(":" + name for name in names) + ")"
 
 
 def inserted_id(result: CursorResult[Any]) -> int:
@@ -192,9 +223,18 @@ def inserted_id(result: CursorResult[Any]) -> int:
 
 
 @lru_cache(maxsize=32)
-def _read(statement: str) -> TextClause:
-    """The statement with its parameters found: a long text is searched for them once, not once per claim."""
-    return text(statement)
+def _read(
+    statement: str, parameters: tuple[str, ...] = (), columns: tuple[str, ...] = ()
+) -> TextClause | TextualSelect:
+    """The statement with its parameters found: a long text is searched for them once, not once per claim.
+
+    SQLite has no instants; there those parameters and columns are named that are.
+    """
+    read, instant = text(statement), DateTime(timezone=True)
+    if not columns:
+        return read
+    typed = read.bindparams(*(bindparam(name, type_=instant) for name in parameters))
+    return typed.columns(**dict.fromkeys(columns, instant))
 
 
 def _worker() -> str:

@@ -184,7 +184,7 @@ _MATES = """SELECT o.id FROM webhook_events o WHERE o.endpoint = a.endpoint AND 
 _NEXT = """SELECT o.id FROM webhook_events o WHERE o.state BETWEEN 'pending' AND 'pending'
     AND (o.endpoint, o.account) > ({endpoint}, {account})
     ORDER BY o.endpoint, o.account, o.due_at LIMIT 1"""
-_LANES = (
+_VISITED = (
     """
 RECURSIVE visited AS (
   SELECT n.endpoint, n.account, n.due_at, 1 AS visits FROM webhook_events n WHERE n.id = ("""
@@ -194,11 +194,28 @@ RECURSIVE visited AS (
   SELECT n.endpoint, n.account, n.due_at, v.visits + 1 FROM visited v JOIN webhook_events n ON n.id = ("""
     + _NEXT.format(endpoint="v.endpoint || ''", account="v.account || ''")
     + """) WHERE v.visits < :visits
-), lanes AS MATERIALIZED (
+), """
+)
+_LANES = (
+    _VISITED
+    + """lanes AS MATERIALIZED (
   SELECT e.endpoint, e.account FROM visited e WHERE e.due_at <= {now} AND e.endpoint IN {endpoints} AND """
     + _FREE
     + """ LIMIT :lanes
 ), """
+)
+
+# When the first event is due that is not held, and when the first hold ends that holds one.
+NEXT_DUE = (
+    "WITH "
+    + _VISITED
+    + """lanes AS MATERIALIZED (
+  SELECT endpoint, account, due_at FROM visited WHERE endpoint IN {endpoints}
+) SELECT (SELECT min(e.due_at) FROM lanes e WHERE """
+    + _FREE
+    + """) AS free, (SELECT min(h.until) FROM webhook_holds h WHERE h.until > {now} AND EXISTS (
+  SELECT 1 FROM lanes l WHERE l.endpoint = h.endpoint AND h.account IN ('', l.account))) AS held, {now} AS now
+"""
 )
 
 # Each lane's share, and never nothing. Most of a claim is what waits longest; a part is what came last, so that new events
