@@ -7,7 +7,6 @@ one after the other; between bursts a process is quiet for longer than the bell'
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,9 +105,8 @@ def _bell(celery: Celery) -> Publisher:
     bell = Bell(lambda: celery)
 
     def settle() -> None:
-        while timers := [each for each in threading.enumerate() if isinstance(each, threading.Timer)]:
-            for timer in timers:
-                timer.join()
+        while not bell.is_silent:
+            time.sleep(0.001)
         _hear(celery)
 
     return Publisher(bell.ring, settle, lambda: bell.rung)

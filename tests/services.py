@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -229,8 +230,8 @@ class Postgres(_Server):
     MAX_CONNECTIONS = 300
     """Enough for 50 threads in each of several processes."""
 
-    BUFFERS: ClassVar[str] = "64MB"
-    """Tests hold little, and many servers run at once."""
+    SETTINGS: ClassVar[Mapping[str, str]] = {"shared_buffers": "64MB"}
+    """What a kind of server may have otherwise. Tests hold little, and many servers run at once."""
 
     def url(self, database: str = "postgres") -> str:
         """The SQLAlchemy URL of one of its databases."""
@@ -313,10 +314,10 @@ class Postgres(_Server):
             "port": self.port,
             "unix_socket_directories": "",
             "max_connections": self.MAX_CONNECTIONS,
-            "shared_buffers": self.BUFFERS,
             "synchronous_commit": "on",  # also where nothing is flushed to disk: what is committed outlives kill()
             "fsync": on,
             "full_page_writes": on,
+            **self.SETTINGS,
         }
         command = [str(self.binaries / "postgres"), "-D", str(self._data)]
         return command + [f"--{name}={value}" for name, value in settings.items()]

@@ -52,6 +52,9 @@ SLOW_QUEUE = "webhooks-slow"
 QUIET = timedelta(milliseconds=50)
 """A process rings at most so often; a worker that was rung for applies whatever came meanwhile."""
 
+LINGER = timedelta(seconds=1)
+"""The thread that rings waits so long for the next event before it ends; in a burst it need not be started each time."""
+
 BROKEN = timedelta(seconds=5)
 """A broker that refused is tried again after so long."""
 
@@ -110,9 +113,11 @@ class Bell:
         """Messages that this process has published."""
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._pending = False
+        self._changed = threading.Condition()
+        self._due: float | None = None
+        """time.monotonic() seconds at which the ringer rings; None: nothing is to be rung for."""
         self._last = 0.0
+        self._has_ringer = self._sends = False
 
     def ring(self) -> None:
         """See to it that a worker looks into the inbox soon. Never raises, never waits for a broker."""
@@ -150,21 +155,41 @@ class Bell:
             log.info("workers cannot be asked (%s)", type(error).__name__)
             return None
 
-    def _plan(self, wait: float) -> None:
-        with self._lock:
-            if self._pending:
-                return
-            self._pending = True
-        timer = threading.Timer(max(wait, 0.0), self._publish)
-        timer.daemon = True
-        timer.start()
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing is left to be rung for."""
+        with self._changed:
+            return self._due is None and not self._sends
 
-    def _publish(self) -> None:
-        with self._lock:
-            self._pending = False
-            self._last = time.monotonic()
-        if not self._send():
-            self._plan(BROKEN.total_seconds())
+    def _plan(self, wait: float) -> None:
+        with self._changed:
+            if self._due is not None:
+                return
+            self._due = time.monotonic() + wait
+            if self._has_ringer:
+                self._changed.notify()
+                return
+            self._has_ringer = True
+        threading.Thread(target=self._ringer, name="webhooks-bell", daemon=True).start()
+
+    def _ringer(self) -> None:
+        """Ring when it is time, in a thread that ends when nothing was to be rung for in a while."""
+        while self._wait_until_due():
+            if not self._send():
+                self._plan(BROKEN.total_seconds())
+
+    def _wait_until_due(self) -> bool:
+        with self._changed:
+            self._sends = False
+            if self._due is None:
+                self._changed.wait(LINGER.total_seconds())
+            if self._due is None:
+                self._has_ringer = False
+                return False
+            while (left := self._due - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._due, self._last, self._sends = None, time.monotonic(), True
+            return True
 
     def _send(self, **options: Any) -> bool:
         """Publish; False if the broker did not take it."""
