@@ -162,6 +162,14 @@ def test_what_ends_a_process_ends_the_thread_that_waits() -> None:
         list(Flights().begin([group("stripe", n) for n in range(3)], ask))
 
 
+def test_where_no_thread_can_be_begun_nobody_waits_for_an_answer() -> None:
+    api, made = Api(), Flights()
+    made._pool.shutdown()
+    with pytest.raises(SystemExit):
+        list(made.begin([group("stripe", n) for n in range(3)], api))
+    assert not api.asked
+
+
 def test_how_many_at_once_depends_on_how_long_an_api_takes() -> None:
     windows = Windows()
     assert windows.size("stripe") == 1

@@ -146,7 +146,10 @@ class Flights:
 
     def _launch(self) -> None:
         while (one := self._next()) is not None:
-            self._pool.submit(self._fly, *one)
+            try:
+                self._pool.submit(self._fly, *one)
+            except RuntimeError:  # no thread is begun any more, because the process ends
+                self._put(*one, SystemExit("the process ends"), 0.0)
 
     def _next(self) -> tuple[Flight, Group] | None:
         """Whose turn it is, of those whose API takes one more."""
@@ -177,16 +180,19 @@ class Flights:
     ) -> tuple[Flight, Group] | None:
         """Put the answer where it belongs, and take the next one."""
         with self._lock:
-            self._in_flight[group.endpoint] -= 1
-            if isinstance(said, Fetched):
-                self.windows.answered(group.endpoint, seconds)
-            elif isinstance(said, Exception):
-                self.windows.failed(group.endpoint)
-            if flight.left:
-                flight.left -= 1
-                flight.answers.append((group, said))
-                if flight.is_worth_waking():
-                    flight.changed.notify()
+            self._put(flight, group, said, seconds)
             following = self._next()
             self._launch()  # the window may have grown
             return following
+
+    def _put(self, flight: Flight, group: Group, said: Fetched | BaseException, seconds: float) -> None:
+        self._in_flight[group.endpoint] -= 1
+        if isinstance(said, Fetched):
+            self.windows.answered(group.endpoint, seconds)
+        elif isinstance(said, Exception):
+            self.windows.failed(group.endpoint)
+        if flight.left:
+            flight.left -= 1
+            flight.answers.append((group, said))
+            if flight.is_worth_waking():
+                flight.changed.notify()
