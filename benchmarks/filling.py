@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import count as count_from
 from typing import Any
 
 import psycopg
@@ -119,12 +120,16 @@ def analyse(connection: psycopg.Connection[Any]) -> None:
     connection.execute("VACUUM (ANALYZE) webhook_events, webhook_bodies, webhook_objects")
 
 
-def arrivals(count: int, *, account: str = "") -> list[Arrival]:
-    """So many new events, each about another object, as the door hands them to the inbox."""
+_after_all = count_from(1)
+
+
+def arrivals(count: int, *, account: str = "", in_order: bool = False) -> list[Arrival]:
+    """So many new events, each about another object, as the door hands them to the inbox; their ids random, or each behind
+    all that were before."""
     stripe = providers.get("stripe")
     made = []
     for _ in range(count):
-        key = secrets.token_hex(12)
+        key = f"z{next(_after_all):023}" if in_order else secrets.token_hex(12)
         event = {
             "id": f"evt_{key}",
             "object": "event",

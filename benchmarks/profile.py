@@ -1,4 +1,4 @@
-"""Where the CPU of an event goes, ours beside stripe-sync-engine: sampled with Linux's `perf` while they are measured as in
+"""Where the CPU of an event goes, ours beside other inboxes: sampled with Linux's `perf` while they are measured as in
 `benchmarks.peers`. `python -m benchmarks profile`; needs `perf`, and the right to use it.
 
 A sample belongs to the library that ran; those within the kernel are told apart by the function: handing the processor from
@@ -16,12 +16,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 
 import psutil
 
 from .machine import ROUNDS, Figures, figure
-from .peers.deploying import DOOR, WHOLE, Bench, Deployed, Mode, Peer
+from .peers.deploying import MODES, Bench, Deployed, Mode, Peer
 from .peers.installing import Missing
 
 __all__ = ["run"]
@@ -49,13 +50,14 @@ def run() -> Figures:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bench = Bench(stack, folder)
-        try:
-            bench.install_stripe_sync_engine()
-        except Missing as reason:
-            print(f"left out: {reason}", file=sys.stderr)
+        for install in (bench.install_stripe_sync_engine, bench.install_dj_stripe):
+            try:
+                install()
+            except Missing as reason:
+                print(f"left out: {reason}", file=sys.stderr)
         for _ in range(ROUNDS):
-            for mode in (DOOR, WHOLE):
-                for name, peer in bench.peers.items():
+            for mode, (name, peer) in product(MODES, bench.peers.items()):
+                if mode in peer.counts:
                     seen: Counter[str] = Counter()
                     taken = dict(_cpu(bench, peer, mode, seen))
                     for part in PARTS:

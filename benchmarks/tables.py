@@ -135,7 +135,7 @@ def _reconcile(results: Results) -> list[str]:
 
 
 def _growth(results: Results) -> list[str]:
-    steps = ("record", "claim and apply", "deliver again")
+    steps = ("record", "claim and apply", "deliver again", "record, ids in order")
     sizes = sorted(
         {m[1] for name in results.get("growth", ()) if (m := re.search(r", ([\d,]+) rows$", name))},
         key=lambda size: int(size.replace(",", "")),
@@ -212,22 +212,18 @@ def _peers(results: Results) -> list[str]:
 
 
 def _profile(results: Results) -> list[str]:
-    found = [m for name in results.get("profile", ()) if (m := re.fullmatch(r"(.+?), (.+?): (.+)", name))]
+    pattern = re.compile(r"(door|whole way|whole way, refetch), ((?!refetch).+?): (.+)")
+    found = [m for name in results.get("profile", ()) if (m := pattern.fullmatch(name))]
     if not found:
         raise _NotMeasured("`profile`")
     whose = sorted({m.groups()[:2] for m in found}, key=lambda pair: (pair[0], pair[1] != "ours", pair[1]))
     parts = sorted({m[3] for m in found}, reverse=True)
     lines = []
-    for part in parts:
-        names = [f"{mode}, {name}: {part}" for mode, name in whose]
-        lines.append([part, *_cells(results, "profile", names)])
-    totals = [
-        f"{sum(_median(results, 'profile', f'{mode}, {name}: {part}') for part in parts):,.0f}"
-        for mode, name in whose
-    ]
-    return _table(
-        ("CPU, µs per event", *(", ".join(pair) for pair in whose)), [*lines, ["together", *totals]]
-    )
+    for mode, name in whose:
+        names = [f"{mode}, {name}: {part}" for part in parts]
+        together = sum(_median(results, "profile", name) for name in names)
+        lines.append([mode, name, *_cells(results, "profile", names), f"{together:,.0f}"])
+    return _table(("CPU, µs per event", "whose", *parts, "together"), lines)
 
 
 TABLES: dict[str, Callable[[Results], list[str]]] = {
