@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -236,3 +237,41 @@ def test_what_a_dead_worker_left_is_taken_in_the_middle_of_a_backlog_and_at_its_
         assert found is not None
         assert {event.attempts for group in found.groups for event in group.events} == {2}, "in its middle"
         assert found.size == 1, "one that kills its worker takes no others along"
+
+
+def test_where_no_next_claim_can_be_begun_nothing_more_is_asked_for(fresh_postgres: str) -> None:
+    with backlog(fresh_postgres, events=40) as (_app, applier, seen):
+        asked: list[str] = []
+
+        def ask(group: Any) -> Fetched:
+            asked.append(group.object.id)
+            time.sleep(0.02)
+            return _ask(group)
+
+        vars(applier)["_asking"] = lambda _deadline: ask
+        prepare = applier._prepare
+
+        def last(*given: Any) -> Any:
+            done = prepare(*given)
+            assert applier._beside is not None
+            applier._beside.shutdown(wait=False)
+            return done
+
+        vars(applier)["_prepare"] = last
+        with pytest.raises(RuntimeError):
+            applier.drain(limit=30)
+        sent = len(asked)
+        time.sleep(0.2)
+        assert len(asked) <= sent + 2 < 30, "what was in flight, and no more"
+        assert not seen.claims
+
+
+def test_a_child_of_a_worker_that_has_fetched_has_threads_of_its_own(sqlite_url: str) -> None:
+    with backlog(sqlite_url, events=8) as (_app, applier, _seen):
+        applier.drain()
+        assert applier._flights is not None
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if applier._flights is None and applier._beside is None else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert applier._flights is not None

@@ -92,6 +92,38 @@ def test_a_broker_that_refuses_is_tried_until_it_hears(monkeypatch: pytest.Monke
     assert made.rung == 1
 
 
+def test_an_app_that_cannot_be_made_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "BROKEN", timedelta(seconds=0.02))
+    broker, asked = Broker(), []
+
+    def made_late() -> Celery:
+        asked.append(1)
+        if len(asked) < 3:
+            raise OSError("the disk is full")
+        return cast("Celery", broker)
+
+    made = Bell(made_late)
+    made.ring()
+    wait(lambda: broker.heard)
+    made.ring()
+    wait(lambda: len(broker.heard) == 2)
+
+
+def test_where_no_thread_can_be_begun_it_raises_nothing_and_the_next_event_is_rung_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    broker = Broker()
+    made = bell(broker)
+    with monkeypatch.context() as out_of_threads:
+        out_of_threads.setattr(threading.Thread, "start", refuse)
+        made.ring()
+    made.ring()
+    wait(lambda: broker.heard)
+
+
 def test_its_thread_ends_in_a_pause_and_the_next_event_is_rung_for_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from webhooks.apply import flights
 from webhooks.apply.fetching import Fetched
 from webhooks.apply.flights import CONCURRENCY, FAR, NEAR, Flights, Windows
+from webhooks.errors import RetryLater
 from webhooks.inbox import Group
 from webhooks.provider import ObjectRef
 
@@ -168,6 +169,50 @@ def test_where_no_thread_can_be_begun_nobody_waits_for_an_answer() -> None:
     with pytest.raises(SystemExit):
         list(made.begin([group("stripe", n) for n in range(3)], api))
     assert not api.asked
+
+
+def test_where_the_system_gives_no_more_threads_each_is_asked_for_once_or_said_to_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api, made = Api("stripe"), Flights()
+    made.windows._sizes["stripe"] = 8
+    begin, begun = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        begun.append(thread)
+        if len(begun) > 2:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    flight = made.begin([group("stripe", n) for n in range(12)], api)
+    api.let_go.set()
+    answers = list(flight)
+    monkeypatch.undo()
+    failed = {name(one) for one, said in answers if isinstance(said, RetryLater)}
+    assert len(answers) == 12
+    assert failed, "no thread was refused, so this shows nothing"
+    _until(made._pool._work_queue.empty)
+    _until(lambda: not any(made._in_flight.values()))
+    assert set(api.asked) == {name(one) for one, _ in answers} - failed
+    assert set(api.asked.values()) == {1}
+
+
+def test_what_waits_for_a_thread_is_not_overtaken_by_later_claims() -> None:
+    made, lock, order = Flights(), threading.Lock(), list[str]()
+    made.windows._sizes |= {"stripe": FAR, "github": FAR}
+
+    def ask(wanted: Group) -> Fetched:
+        with lock:
+            order.append(name(wanted)[1])
+        time.sleep(0.01)
+        return Fetched(asked=True, data={})
+
+    first = [group(endpoint, 1) for endpoint in ("stripe", "github") for _ in range(FAR)]
+    begun = [made.begin(first, ask), made.begin([group("stripe", 2) for _ in range(3 * FAR)], ask)]
+    assert [len(list(flight)) for flight in begun] == [2 * FAR, 3 * FAR]
+    overtook = order[: len(order) - order[::-1].index("1")].count("2")
+    assert overtook <= FAR, "what was begun later waits for its turn"
 
 
 def test_how_many_at_once_depends_on_how_long_an_api_takes() -> None:

@@ -170,7 +170,11 @@ class Bell:
                 self._changed.notify()
                 return
             self._has_ringer = True
-        threading.Thread(target=self._ringer, name="webhooks-bell", daemon=True).start()
+        try:
+            threading.Thread(target=self._ringer, name="webhooks-bell", daemon=True).start()
+        except RuntimeError:  # no thread to be had; the next event tries again, and the sweep finds this one
+            with self._changed:
+                self._due, self._has_ringer = None, False
 
     def _ringer(self) -> None:
         """Ring when it is time, in a thread that ends when nothing was to be rung for in a while."""
@@ -193,10 +197,10 @@ class Bell:
 
     def _send(self, **options: Any) -> bool:
         """Publish; False if the broker did not take it."""
-        celery = self._celery()
-        if celery is None:
-            return True
         try:
+            celery = self._celery()
+            if celery is None:
+                return True
             if options or not _already_rung(celery.conf, self._queue):
                 celery.send_task(self._task, queue=self._queue, ignore_result=True, retry=False, **options)
                 self.rung += 1

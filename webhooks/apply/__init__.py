@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -126,6 +128,9 @@ class Applier:
         self._beside: ThreadPoolExecutor | None = None
         self._pace = Pace()
         self._made: Statements | None = None
+        # A child has none of its parent's threads, and would wait for them for ever.
+        me = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _forget_threads(me()))
 
     # -- the loops
 
@@ -193,9 +198,12 @@ class Applier:
                 ahead = None
                 if prepared is None:
                     return
-                if prepared.claim.full and self._pace.is_quick and time.monotonic() <= ends:
-                    ahead = self._beside.submit(self._prepare_next, limit)
-                self._write_all(prepared, done)
+                try:  # also where the next claim cannot be begun: nobody else would call these requests off
+                    if prepared.claim.full and self._pace.is_quick and time.monotonic() <= ends:
+                        ahead = self._beside.submit(self._prepare_next, limit)
+                    self._write_all(prepared, done)
+                finally:
+                    prepared.close()
                 self._pace.took(time.monotonic() - started)
         except BaseException:
             if ahead is not None:
@@ -479,6 +487,11 @@ class Applier:
                 wait = after if after is not None else backoff(event.attempts)
                 self.inbox.postpone(claim.no, [event.id], outcome, wait, error=said, counts=counts)
         done.count(outcome, len(ids))
+
+
+def _forget_threads(applier: Applier | None) -> None:
+    if applier is not None:
+        applier._flights = applier._beside = None
 
 
 def _attempt(ask: Callable[[Group], Fetched], group: Group) -> Fetched | Exception:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from ..errors import RetryLater
 from ..inbox import Group
 from .fetching import Fetched
 
@@ -146,13 +147,22 @@ class Flights:
 
     def _launch(self) -> None:
         while (one := self._next()) is not None:
+            refused = threading.Event()
             try:
-                self._pool.submit(self._fly, *one)
-            except RuntimeError:  # no thread is begun any more, because the process ends
-                self._put(*one, SystemExit("the process ends"), 0.0)
+                self._pool.submit(self._fly, *one, refused)
+            except RuntimeError as error:
+                # The pool queues before it begins a thread: what it refused may still come to run.
+                refused.set()
+                ends = str(error).startswith("cannot schedule new futures")
+                why = SystemExit("the process ends") if ends else RetryLater("no thread can be begun for it")
+                self._put(*one, why, 0.0)
 
     def _next(self) -> tuple[Flight, Group] | None:
         """Whose turn it is, of those whose API takes one more."""
+        if (
+            sum(self._in_flight.values()) >= FAR
+        ):  # no thread for it: it would wait behind all that comes later
+            return None
         for endpoint, queue in self._waiting.items():
             flying = self._in_flight.get(endpoint, 0)
             if flying < self.windows.size(endpoint):
@@ -164,7 +174,10 @@ class Flights:
                 return one
         return None
 
-    def _fly(self, flight: Flight, group: Group) -> None:
+    def _fly(self, flight: Flight, group: Group, refused: threading.Event) -> None:
+        with self._lock:
+            if refused.is_set():
+                return
         one: tuple[Flight, Group] | None = (flight, group)
         while one is not None:
             started = time.perf_counter()

@@ -171,9 +171,7 @@ class Claiming(Database):
             return None
         names = _named(endpoints)
         values = {**names, "after_endpoint": "", "after_account": "", "visits": EVERY_LANE}
-        statement = NEXT_DUE.format(
-            endpoints=_in(names), now=":now" if self.is_sqlite else "clock_timestamp()"
-        )
+        statement = NEXT_DUE.format(endpoints=_in(names), now=":now" if self.is_sqlite else "now()")
         if self.is_sqlite:
             values["now"] = datetime.now(UTC)
             typed = _read(statement, ("now",), ("free", "held", "now"))
