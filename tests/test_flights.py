@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from webhooks.apply import flights
 from webhooks.apply.fetching import Fetched
-from webhooks.apply.flights import CONCURRENCY, FAR, NEAR, Flights, Windows
+from webhooks.apply.flights import CONCURRENCY, FAR, FAR_FROM, NEAR, Flights, Windows
 from webhooks.errors import RetryLater
 from webhooks.inbox import Group
 from webhooks.provider import ObjectRef
@@ -205,7 +205,7 @@ def test_what_waits_for_a_thread_is_not_overtaken_by_later_claims() -> None:
     def ask(wanted: Group) -> Fetched:
         with lock:
             order.append(name(wanted)[1])
-        time.sleep(0.01)
+        time.sleep(FAR_FROM + 0.01)  # of an API that is not far the windows would shrink
         return Fetched(asked=True, data={})
 
     first = [group(endpoint, 1) for endpoint in ("stripe", "github") for _ in range(FAR)]
